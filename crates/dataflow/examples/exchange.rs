@@ -1,9 +1,10 @@
-//! Messages through a task graph, and how long they take: the Rust twin of `bench/harness/exchange_worker.py`.
+//! Sends messages through a task graph and measures how long they take: the Rust counterpart of
+//! `bench/harness/exchange_worker.py`.
 //!
-//! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; by itself it
-//! is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES long,
-//! whole numbers of 8 bytes; every source sends so many MESSAGES. What each operation does, and what is printed, is
-//! told in `bench/peers/exchange_mpi.cc`, the same by hand.
+//! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; without one
+//! it is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES
+//! long, whole numbers of 8 bytes; every source sends MESSAGES messages. `bench/peers/exchange_mpi.cc`, which does
+//! the same by hand, describes each operation and the output.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -22,11 +23,11 @@ use tidemill_net::endpoint::EndpointSettings;
 use tidemill_net::environment::LaunchContext;
 use tidemill_net::rendezvous::join_launched;
 
-/// Of messages that are sent as values.
+/// The longest message that is sent as values, in words.
 const SMALL_WORDS_MAX: i64 = 512;
-/// Messages that are sent one at a time.
+/// How many messages are sent one at a time.
 const SINGLE: i64 = 200;
-/// Between them.
+/// The pause between them.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy)]
@@ -37,12 +38,12 @@ enum Operation {
     Broadcast,
 }
 
-/// What the functions of the tasks are given besides their ports.
+/// What the functions of the tasks receive besides their ports.
 #[derive(Clone)]
 struct Messages {
     schema: SchemaRef,
     words: i64,
-    /// Of each source.
+    /// The number of messages from each source.
     count: i64,
 }
 
@@ -56,8 +57,8 @@ impl Messages {
         let source = i64::from(context.copy());
         let mut message = vec![0; self.words as usize];
         for number in 0..self.count {
-            // A small message would take longer to be made a batch than to be sent; of a large one the batch saves a
-            // copy.
+            // A small message would take longer to be made a batch than to be sent; for a large one, the batch saves
+            // a copy.
             if self.words > SMALL_WORDS_MAX {
                 output.send(self.batch((0..self.words).map(|at| source + number + at))?).await?;
                 continue;
@@ -68,7 +69,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Adds up all that arrives.
+    /// Adds up everything that arrives.
     async fn receive_many(self, mut input: Input, mut output: Output) -> Result<(), TaskError> {
         let mut sum = 0;
         while let Some(StreamElement::Batch(batch)) = input.recv().await? {
@@ -87,7 +88,7 @@ impl Messages {
         Ok(())
     }
 
-    /// How long each message was on its way.
+    /// Measures how long each message was in transit.
     fn receive_single(&self, mut input: Input, mut output: Output) -> Result<(), TaskError> {
         let mut latencies_ns = Vec::new();
         while let Some(StreamElement::Batch(batch)) = input.recv_blocking()? {
@@ -101,13 +102,13 @@ fn words(batch: &RecordBatch) -> &[i64] {
     batch.column(0).as_primitive::<Int64Type>().values()
 }
 
-/// On a clock that all processes of a host share.
+/// The time on a clock that all processes of a host share.
 fn now_ns() -> Result<i64, TaskError> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as i64)
 }
 
-/// Sources and targets are one copy on each worker; of `gather` and `reduce` the target is one, of `broadcast` the
-/// source. Returns, on worker 0, what the targets have found.
+/// Sources and targets have one copy on each worker, except that `gather` and `reduce` have one target, and
+/// `broadcast` one source. Returns, on worker 0, what the targets have found.
 fn run(runner: &Runner, operation: Operation, messages: &Messages, single: bool) -> Result<Vec<i64>, TaskError> {
     let schema = SchemaRef::clone(&messages.schema);
     let (sent, received) = (messages.clone(), messages.clone());
@@ -168,7 +169,7 @@ fn measure(comm: &Communicator, operation: Operation, words: i64, count: i64) ->
     let totals = run(&runner, operation, &messages, false)?;
     let rate_s = start.elapsed().as_secs_f64();
 
-    // A reduction gives nothing before all has come.
+    // A reduction yields nothing before everything has arrived.
     let mut latencies_ns = match operation {
         Operation::Reduce => Vec::new(),
         _ => run(&runner, operation, &messages, true)?,

@@ -1,8 +1,8 @@
 //! How fast batches move between the workers of a job: messages, bytes and rows per second of a few exchanges.
 //!
 //! Under a launcher (`tidemill run -n 2 target/release/examples/exchanges`, `mpirun -n 2 ...`) the workers are
-//! processes; by itself they are two threads. An argument scales the amounts, 0.01 for a quick look. A second one is
-//! each worker's memory budget in MiB, a third one a part of the name of the only cases to run.
+//! processes; without one they are two threads. An argument scales the amounts, 0.01 for a quick look. A second one
+//! is each worker's memory budget in MiB, and a third one selects the cases whose names contain it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, false), Field::new("x", DataType::Float64, false)]))
 }
 
-/// Rows with keys that are all different, in no order.
+/// Rows with distinct keys, in no order.
 fn batch(schema: &SchemaRef, from: i64, rows: i64) -> RecordBatch {
     let k = Int64Array::from_iter_values((from..from + rows).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64)));
     let x = Float64Array::from_iter_values((0..rows).map(|i| i as f64));
@@ -33,7 +33,7 @@ type RunCase<'a> = Box<dyn Fn(&Case) -> RunReport + 'a>;
 
 struct Case {
     name: &'static str,
-    /// Copies of the source in all; 0 is one on each worker.
+    /// The total number of copies of the source; 0 means one on each worker.
     sources: u32,
     batches: f64,
     rows: i64,
@@ -45,7 +45,7 @@ fn run(runner: &Runner, case: &Case, scale: f64, exchange: impl Exchange + 'stat
     let mut graph = Graph::new(case.name);
     let source = TaskSpec::new("source", move |_, outputs, context| async move {
         let (schema, mut output) = (schema(), outputs.into_only());
-        // A few batches, made before, again and again: what is measured is moving them.
+        // A few batches, made in advance, over and over: the measurement is about moving them.
         let ready: Vec<RecordBatch> =
             (0..64).map(|at| batch(&schema, (i64::from(context.copy()) * 64 + at) * rows, rows)).collect();
         for at in 0..batches {
@@ -100,7 +100,7 @@ fn measure(comm: &Communicator, scale: f64, settings: RunnerSettings) {
     ];
     let only = std::env::args().nth(3).unwrap_or_default();
     for (case, run) in cases.iter().filter(|(case, _)| case.name.contains(&only)) {
-        // Once for the memory and the threads.
+        // A first run warms up memory and threads.
         run(&Case { batches: case.batches / 20.0, ..*case });
         let report = run(case);
         let seconds = report.wall_ns as f64 / 1e9;

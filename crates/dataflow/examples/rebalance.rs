@@ -1,9 +1,9 @@
-//! How long a stream hesitates when state moves between its workers.
+//! Measures how long a stream hesitates when state moves between its workers.
 //!
-//! `target/release/examples/rebalance [WORKERS] [MEGABYTES] [TIMES]`: workers are threads of one process that send each
-//! other frames. Each sends some rows every millisecond, dealt by key to an operator that keeps so many MEGABYTES in
-//! all, which move TIMES times, all of them, each to the next copy. A row's latency is from its making to a sink behind
-//! the operator.
+//! `target/release/examples/rebalance [WORKERS] [MEGABYTES] [TIMES]`: workers are threads of one process that send
+//! each other frames. Each sends some rows every millisecond, partitioned by key, to an operator that keeps MEGABYTES
+//! in total. All of its state moves TIMES times, each part to the next copy. A row's latency is the time from its
+//! creation to a sink behind the operator.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};
@@ -31,7 +31,7 @@ use tidemill_dataflow::{
 };
 
 const ROWS: i64 = 64;
-/// Between rebalances.
+/// The pause between rebalances.
 const QUIET: Duration = Duration::from_millis(1500);
 
 fn schema() -> SchemaRef {
@@ -64,7 +64,7 @@ impl Source for Ticks {
     }
 }
 
-/// Passes rows on, and keeps as much of each bucket.
+/// Passes rows on, and keeps the same amount for each bucket.
 struct Heavy(BTreeMap<u32, Vec<Bytes>>);
 
 impl Heavy {
@@ -106,7 +106,7 @@ impl Operator for Heavy {
     }
 }
 
-/// When rows were seen, and how old they were.
+/// When rows arrived, and how old they were then.
 type Seen = Arc<Mutex<Vec<(Duration, Duration)>>>;
 
 struct Clock {
@@ -136,7 +136,7 @@ struct Moves {
     left: u32,
     asked: Option<(Duration, PendingRebalance)>,
     quiet_since: Duration,
-    /// When each was asked for and known to be done.
+    /// When each move was requested, and when it was known to be done.
     spans: Vec<(Duration, Duration)>,
 }
 
@@ -165,7 +165,7 @@ fn main() {
     run_ranks(workers, |comm| {
         let first = comm.rank() == 0;
         let runner = Runner::new(&comm, RunnerSettings { threads: 2, ..RunnerSettings::default() }).expect("a runner");
-        // No checkpoint is under way but those that are asked for: only what moves is measured.
+        // Only requested checkpoints are made, so that only what moves is measured.
         let interval = Duration::ZERO;
         let checkpoints =
             CheckpointSettings { interval, ..CheckpointSettings::in_folder(folder.path()).expect("a store") };
@@ -184,7 +184,8 @@ fn main() {
                 );
                 moves.spans.push((*since, now));
                 (moves.asked, moves.quiet_since) = (None, now);
-                // What was gained is saved whole the next time: not at the next barrier that moves something.
+                // What was gained is saved whole the next time; that must not be the next barrier that moves
+                // something.
                 progress.request(BarrierControl::Checkpoint);
             } else if now > moves.quiet_since + QUIET {
                 if moves.left == 0 {

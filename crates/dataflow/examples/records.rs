@@ -1,9 +1,9 @@
-//! Small records through a task graph, in batches of many rows as queries have them: the Rust twin of
+//! Sends small records through a task graph, in batches of many rows as queries do: the Rust counterpart of
 //! `bench/harness/records_worker.py`.
 //!
-//! `tidemill run -n 2 target/release/examples/records OPERATION RECORDS`, or any other launcher; by itself it is a job
-//! of one worker. Operations are `partition`, `reduce` and `broadcast`; every source sends so many RECORDS. What they
-//! are, what each operation does, and what is printed, is told in `bench/peers/records_mpi.cc`, the same by hand.
+//! `tidemill run -n 2 target/release/examples/records OPERATION RECORDS`, or any other launcher; without one it is a
+//! job of one worker. Operations are `partition`, `reduce` and `broadcast`; every source sends RECORDS records.
+//! `bench/peers/records_mpi.cc`, which does the same by hand, describes the records, each operation and the output.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -24,7 +24,8 @@ use tidemill_net::rendezvous::join_launched;
 
 const WORDS: usize = 16;
 const KEYS: usize = 1024;
-/// Of a batch: 512 KiB, as by hand, so that what makes a batch and what takes it find it in the cache.
+/// The rows of a batch: 512 KiB, as by hand, so that the code that makes a batch and the code that receives it find
+/// it in the cache.
 const ROWS: i64 = 4096;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -42,7 +43,7 @@ fn int64s(names: &[String]) -> SchemaRef {
     Arc::new(Schema::new(names.iter().map(|name| Field::new(name, DataType::Int64, false)).collect::<Vec<_>>()))
 }
 
-/// A column for each word. What a batch has lies in one piece of memory.
+/// Sends a column for each word. A batch is in one piece of memory.
 async fn send(schema: SchemaRef, records: i64, mut output: Output, context: TaskContext) -> Result<(), TaskError> {
     let from = i64::from(context.copy());
     for first in (0..records).step_by(ROWS as usize) {
@@ -60,7 +61,7 @@ async fn send(schema: SchemaRef, records: i64, mut output: Output, context: Task
     Ok(())
 }
 
-/// Adds up all that arrives, and notes the keys.
+/// Adds up everything that arrives, and records the keys.
 async fn receive(found: SchemaRef, notes_keys: bool, mut input: Input, mut output: Output) -> Result<(), TaskError> {
     let (mut sum, mut seen) = (0, [false; KEYS]);
     while let Some(StreamElement::Batch(batch)) = input.recv().await? {
@@ -76,8 +77,8 @@ async fn receive(found: SchemaRef, notes_keys: bool, mut input: Input, mut outpu
     output.send(RecordBatch::try_new(found, columns.into())?).await
 }
 
-/// Sources and targets are one copy on each worker; of `reduce` the target is one, of `broadcast` the source. Returns,
-/// on worker 0, what the targets have found, added up.
+/// Sources and targets have one copy on each worker, except that `reduce` has one target, and `broadcast` one source.
+/// Returns, on worker 0, the sum of what the targets have found.
 fn run(runner: &Runner, operation: Operation, records: i64) -> Result<[i64; 2], TaskError> {
     let names: Vec<String> = (0..WORDS).map(|word| format!("w{word}")).collect();
     let (schema, found) = (int64s(&names), int64s(&["sum".into(), "known".into()]));

@@ -111,11 +111,11 @@ pub enum DataflowError {
     Task {
         /// The task's name.
         task: String,
-        /// Which of its copies.
+        /// The number of the copy.
         copy: u32,
-        /// Where it ran.
+        /// The worker on which it ran.
         worker: Rank,
-        /// What it said.
+        /// Its error message.
         message: String,
     },
     /// An exchange delivered something that was not sent, or sent something to a destination that does not exist.

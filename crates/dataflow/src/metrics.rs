@@ -1,4 +1,4 @@
-//! What a worker counts on every edge while a graph runs, and the report a run ends with.
+//! What a worker counts on every edge while a graph runs, and the report at the end of a run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,14 +10,14 @@ use tidemill_checkpoint::EventTime;
 
 use crate::observation::{KeySketch, WaitClock};
 
-/// Rows and bytes of each bucket of a keyed edge, as this worker has sent them, and how long its copies have worked on
-/// them.
+/// Rows and bytes that this worker has sent to each bucket of a keyed edge, and how long its copies have worked on
+/// the bucket.
 #[derive(Debug, Default)]
 pub struct BucketCounts {
     rows: Vec<AtomicU64>,
     bytes: Vec<AtomicU64>,
     work_ns: Vec<AtomicU64>,
-    /// The keys that most of these rows have.
+    /// The most frequent keys of these rows.
     pub(crate) frequent: Mutex<KeySketch>,
 }
 
@@ -40,23 +40,24 @@ impl BucketCounts {
         self.work_ns[bucket].fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Rows by bucket.
+    /// The rows by bucket.
     pub fn rows(&self) -> Vec<u64> {
         loaded(&self.rows)
     }
 
-    /// Bytes by bucket, those of some batches shared out by rows.
+    /// The bytes by bucket; those of some batches are divided by rows.
     pub fn bytes(&self) -> Vec<u64> {
         loaded(&self.bytes)
     }
 
-    /// Time by bucket that copies of this worker have worked on what they received, about: some batches stand for all.
+    /// The approximate time, by bucket, that copies of this worker have worked on what they received: some batches
+    /// represent all.
     pub fn work_ns(&self) -> Vec<u64> {
         loaded(&self.work_ns)
     }
 }
 
-/// Counters of one edge on one worker; may be read while the graph runs.
+/// The counters of one edge on one worker; they may be read while the graph runs.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
     pub(crate) rows_sent: AtomicU64,
@@ -74,12 +75,12 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl EdgeMetrics {
-    /// The counts of so many buckets.
+    /// The counts of `count` buckets.
     pub(crate) fn buckets(&self, count: u32) -> &Arc<BucketCounts> {
         self.buckets.get_or_init(|| BucketCounts::new(count as usize))
     }
 
-    /// Rows that this worker's copies have sent, and taken.
+    /// How many rows this worker's copies have sent and received.
     pub(crate) fn rows(&self) -> (u64, u64) {
         (self.rows_sent.load(Ordering::Relaxed), self.rows_received.load(Ordering::Relaxed))
     }
@@ -106,48 +107,49 @@ impl EdgeMetrics {
     }
 }
 
-/// What one worker saw on one edge.
+/// What one worker counted on one edge.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeReport {
-    /// The edge, as it is named in errors and plans.
+    /// The edge, as errors and plans name it.
     pub edge: String,
-    /// Rows this worker's copies sent; a row broadcast to many counts once.
+    /// Rows that this worker's copies sent; a row broadcast to many counts once.
     pub rows_sent: u64,
-    /// Rows this worker's copies took; a row broadcast to two of them counts twice.
+    /// Rows that this worker's copies received; a row broadcast to two of them counts twice.
     pub rows_received: u64,
     /// Batches handed to copies of the same worker.
     pub local_blocks: u64,
-    /// Their bytes.
+    /// The bytes of these batches.
     pub local_bytes: u64,
     /// Blocks sent to other workers, forwarded ones included.
     pub remote_blocks: u64,
-    /// Their bytes on the wire.
+    /// The bytes of these blocks on the wire.
     pub remote_bytes: u64,
-    /// Time its copies waited for credit, together; waits count while they last.
+    /// How long its copies waited for credit, in total; waits count while they last.
     pub blocked_ns: u64,
-    /// The most bytes that were queued at one of its copies.
+    /// The largest number of bytes queued at one of its copies.
     pub queue_bytes_max: u64,
-    /// Bytes that are queued at its copies now.
+    /// The bytes currently queued at its copies.
     pub queue_bytes: u64,
-    /// The time of its copies, of the one that is furthest behind: every row with an earlier event time has come there.
+    /// The time of its copies, for the one that is furthest behind: every row with an earlier event time has arrived
+    /// there.
     pub time: Option<EventTime>,
-    /// The source copy that holds that time back, if it is one of this edge's.
+    /// The source copy that holds that time back, if it belongs to this edge.
     pub held_by: Option<u32>,
     /// For keyed edges: rows sent by bucket.
     pub bucket_rows: Vec<u64>,
     /// For keyed edges: bytes sent by bucket.
     pub bucket_bytes: Vec<u64>,
-    /// For keyed edges: time by bucket that its copies worked on what they received, what they waited for room further
-    /// down included.
+    /// For keyed edges: how long its copies worked on what they received, by bucket, including waits for room further
+    /// down.
     pub bucket_work_ns: Vec<u64>,
 }
 
-/// What one worker saw in a run.
+/// What one worker counted in a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunReport {
-    /// Every edge, those inside exchanges included.
+    /// Every edge, including those inside exchanges.
     pub edges: Vec<EdgeReport>,
-    /// Time from the first copy's start to the last worker's end.
+    /// The time from the first copy's start to the last worker's end.
     pub wall_ns: u64,
     /// Bytes written to the spill directory.
     pub spilled_bytes: u64,

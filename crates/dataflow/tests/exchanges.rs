@@ -1,5 +1,5 @@
-//! Exchanges that work on rows as they move them: reductions, gathers by key, sorts, joins, unions; each against a few
-//! lines of the standard library, on any number of workers and copies, in memory and on disk.
+//! Exchanges that work on rows as they move them: reductions, gathers by key, sorts, joins, unions. Each is compared
+//! with a few lines of the standard library, on any number of workers and copies, in memory and on disk.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn batch(schema: &SchemaRef, rows: &[Row]) -> RecordBatch {
     RecordBatch::try_new(schema.clone(), vec![Arc::new(k), Arc::new(n), Arc::new(x)]).unwrap()
 }
 
-/// The rows of copy `copy`: `batches` times up to `size`, keys below `keys` with nulls among them.
+/// The rows of copy `copy`: `batches` batches of up to `size` rows, with keys below `keys` and nulls among them.
 fn rows_of(seed: u64, copy: u32, batches: usize, size: usize, keys: u64) -> Vec<Vec<Row>> {
     let mut state = seed * 1_000_003 + u64::from(copy) * 7919 + 1;
     let mut next = move || {
@@ -68,7 +68,7 @@ fn settings(spill: bool) -> RunnerSettings {
     RunnerSettings { memory, ..tight() }
 }
 
-/// One source through `exchange`: the rows of each copy of the target, in order.
+/// Sends one source through `exchange`, and returns the rows of each copy of the target, in order.
 fn run(
     workers: u32,
     copies: (u32, u32),
@@ -91,7 +91,7 @@ fn order(a: &Row, b: &Row) -> std::cmp::Ordering {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
 
-    /// A key reduced at two copies, twice, or not at all.
+    /// Catches a key reduced at two copies, twice, or not at all.
     #[test]
     fn keyed_reduce_equals_a_map(
         workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
@@ -112,7 +112,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// A key that comes again after another has come would be seen as two groups.
+    /// A key that returned after another key would look like two groups.
     #[test]
     fn keyed_gather_brings_each_key_once(
         workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
@@ -138,7 +138,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// One row at the root, or everywhere, along every tree; and none of no rows.
+    /// One row at the root, or everywhere, along every tree, and none if there are no rows.
     #[test]
     fn reduce_and_all_reduce(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
@@ -170,8 +170,8 @@ proptest! {
         }
     }
 
-    /// The n-th messages of all copies become the n-th row, in order, along every tree; with partial rounds, of those
-    /// copies that have one.
+    /// The n-th messages of all copies become the n-th row, in order, along every tree; with partial rounds, those of
+    /// the copies that have one.
     #[test]
     fn reduce_and_all_reduce_by_rounds(
         workers in 1u32..=6, from in 1u32..7, to in 1u32..4, rounds in 0usize..40, size in 1usize..4, seed in 0u64..1000,
@@ -212,7 +212,7 @@ proptest! {
         }
     }
 
-    /// All copies one after the other are the sorted rows.
+    /// The copies' rows, concatenated, are the sorted rows.
     #[test]
     fn sort_equals_a_sort(
         workers in 1u32..=8, from in 1u32..5, to in 1u32..5, batches in 0usize..5, size in 1usize..600,
@@ -231,7 +231,8 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// Dealt by ranges without sorting: every row is there once, and no copy has a key below one of the copy before it.
+    /// Partitioned by ranges without sorting: every row is present once, and no copy has a key below one of the
+    /// previous copy.
     #[test]
     fn ranges_do_not_overlap(
         workers in 1u32..=8, from in 1u32..4, to in 1u32..5, size in 1usize..300, batches in 0usize..4,
@@ -253,7 +254,8 @@ proptest! {
         prop_assert_eq!(sorted(parts.concat()), sorted(all(from)));
     }
 
-    /// Every kind of join equals two loops, partitioned, and with the right side broadcast where that may be.
+    /// Every kind of join equals two nested loops, when partitioned, and with the right side broadcast where that is
+    /// allowed.
     #[test]
     fn joins_equal_two_loops(
         workers in 1u32..=8, left_copies in 1u32..4, right_copies in 1u32..4, to in 1u32..4,
@@ -316,8 +318,8 @@ proptest! {
     }
 }
 
-/// A source that feeds both sides of a join, directly and through another task: the side that is taken second must not
-/// stop the source, or the first would never end.
+/// A source feeds both sides of a join, directly and through another task: the side that is received second must not
+/// stop the source, or the first side would never end.
 #[test]
 fn a_join_with_itself_ends() {
     let (data, all) = data(rows_schema(), 3, 40, 1000, 500);
@@ -347,8 +349,8 @@ fn a_join_with_itself_ends() {
     }
 }
 
-/// Two joins of the same two sources, each taking first what the other keeps waiting: neither source may be stopped, or
-/// none of the joins would ever have its first side.
+/// Two joins of the same two sources, each receiving first what the other keeps waiting: neither source may be
+/// stopped, or neither join would ever have its first side.
 #[test]
 fn joins_in_opposite_roles_end() {
     let right_schema = schema(&[("rk", DataType::Int64), ("rn", DataType::Int64), ("rx", DataType::Float64)]);
@@ -393,7 +395,7 @@ fn joins_in_opposite_roles_end() {
     }
 }
 
-/// Three sources into one port, by one edge and by three.
+/// Three sources into one port, through one edge and through three.
 #[test]
 fn unions_bring_everything() {
     let (data, all) = data(rows_schema(), 7, 3, 100, 50);
@@ -418,7 +420,7 @@ fn unions_bring_everything() {
     }
 }
 
-/// Ranges are even when the input's order would mislead a sample of its beginning, and spilling is reported.
+/// Ranges are even although a sample of the input's beginning would be misleading, and spilling is reported.
 #[test]
 fn sorted_input_is_spread_evenly() {
     let of_batch = rows_schema();
@@ -440,9 +442,9 @@ fn sorted_input_is_spread_evenly() {
     assert!(keys.is_sorted());
 }
 
-/// A function of one's own reduces like the built-in ones; NaN keys are one key, and so are both zeros.
+/// A custom function reduces like the built-in ones; NaN keys are one key, and so are both zeros.
 #[test]
-fn own_reductions_and_odd_keys() {
+fn custom_reductions_and_odd_keys() {
     let schema = schema(&[("f", DataType::Float64), ("n", DataType::Int64)]);
     let of_batch = schema.clone();
     let data: Data = Arc::new(move |copy| {
@@ -476,7 +478,7 @@ fn own_reductions_and_odd_keys() {
     assert_eq!(found, [("0".into(), 10), ("1.5".into(), 100), ("NaN".into(), 1 | 1000)]);
 }
 
-/// Of a worker with several copies a key must leave once: each further time is a row on the wire for nothing.
+/// A key must leave a worker with several copies only once: each further time is an unnecessary row on the wire.
 #[test]
 fn a_key_leaves_a_worker_once() {
     let of_batch = rows_schema();
@@ -500,8 +502,8 @@ fn a_key_leaves_a_worker_once() {
     }
 }
 
-/// Numbers that are sent without a batch are reduced as if they were in one, whatever their type, and batches between
-/// them are not forgotten.
+/// Numbers sent without a batch are reduced as if they were in one, whatever their type, and batches between them are
+/// included.
 #[test]
 fn numbers_without_a_batch_are_reduced() {
     fn reduced<T: ArrowPrimitiveType>(of: fn(i64) -> T::Native) -> (T::Native, u64) {
@@ -532,14 +534,14 @@ fn numbers_without_a_batch_are_reduced() {
         let sent = edges.filter(|edge| edge.edge.starts_with("source")).map(|edge| edge.rows_sent).sum();
         (found[0].column(0).as_primitive::<T>().value(0), sent)
     }
-    // What leaves a copy is one row.
+    // Only one row leaves a copy.
     let sum = 3 * (199_990_000 + 20_000 + 60);
     assert_eq!(reduced::<Int64Type>(|n| n), (sum, 3));
     assert_eq!(reduced::<Float64Type>(|n| n as f64), (sum as f64, 3));
 }
 
-/// Each message waits for the result of the one before: rounds that waited for the end, or for more messages, would
-/// never come.
+/// Each message waits for the result of the previous one: a round that waited for the end, or for more messages,
+/// would never arrive.
 #[test]
 fn a_round_arrives_before_the_next_is_sent() {
     for (workers, copies) in [(1, 2), (3, 4)] {
@@ -594,7 +596,7 @@ fn a_round_arrives_before_the_next_is_sent() {
     }
 }
 
-/// Results of fewer messages than the program means would be wrong in silence.
+/// Results from fewer messages than the program intends would be silently wrong.
 #[test]
 fn strict_rounds_of_unequal_length_are_an_error() {
     for (workers, copies) in [(1, 2), (2, 5)] {

@@ -1,4 +1,4 @@
-//! What goes wrong is the same error on every worker, names where it began, hangs nobody and leaves the runner fit for
+//! A failure is the same error on every worker, names where it began, hangs nobody, and leaves the runner ready for
 //! the next run; a slow consumer stops its producers.
 
 mod common;
@@ -29,7 +29,7 @@ fn batch(schema: &SchemaRef, from: i64, rows: i64) -> RecordBatch {
     RecordBatch::try_new(schema.clone(), vec![Arc::new(Int64Array::from_iter_values(from..from + rows))]).unwrap()
 }
 
-/// So many batches of 1000 rows from each copy.
+/// `batches` batches of 1000 rows from each copy.
 fn many(batches: i64) -> Data {
     let schema = numbers();
     Arc::new(move |_| (0..batches).map(|at| batch(&schema, at * 1000, 1000)).collect())
@@ -51,8 +51,8 @@ fn failing(how: fn(u32) -> Result<(), TaskError>) -> TaskSpec {
     .input("in")
 }
 
-/// A function that is called again is given the same batch; of calls that failed nothing is seen, and the last error is
-/// the run's.
+/// A function that is called again receives the same batch; failed calls leave no trace, and the last error is the
+/// run's.
 #[test]
 fn a_function_that_fails_is_called_again_with_the_same_batch() {
     let outcomes = run_ranks(2, |comm| {
@@ -62,7 +62,7 @@ fn a_function_that_fails_is_called_again_with_the_same_batch() {
             let kept = Kept::default();
             let count = Arc::clone(&calls);
             let double = TaskSpec::each("double", 2, move |batch, context| {
-                // Of every batch so many calls fail.
+                // For every batch, this many calls fail.
                 if context.copy() == 1 && count.fetch_add(1, Ordering::Relaxed) % (failures + 1) < failures {
                     return Err("not now".into());
                 }
@@ -90,7 +90,7 @@ fn a_function_that_fails_is_called_again_with_the_same_batch() {
     }
 }
 
-/// A task that fails or panics fails the run on every worker with one error; the next run works.
+/// A task that fails or panics fails the run on every worker with the same error; the next run works.
 #[test]
 fn a_failing_task_fails_the_run_everywhere() {
     type How = fn(u32) -> Result<(), TaskError>;
@@ -116,7 +116,7 @@ fn a_failing_task_fails_the_run_everywhere() {
                         result.unwrap();
                     }
                 }
-                // The same words everywhere, the worker's number included.
+                // The same text everywhere, including the worker's number.
                 let mut graph = Graph::new("test");
                 let from = graph.add(source("from", &numbers(), 4, &many(200)));
                 let to = graph.add(failing(how).copies(3));
@@ -130,10 +130,10 @@ fn a_failing_task_fails_the_run_everywhere() {
     }
 }
 
-/// A function on a thread of its own may not notice that its run was given up. What it sends later is nobody's, and met
-/// the next run, which failed of it.
+/// A function on its own thread may not notice that its run was given up. What it sends later must not reach the next
+/// run, which would fail.
 #[test]
-fn what_is_sent_after_a_run_was_given_up_is_nobodys() {
+fn rows_sent_after_a_run_was_given_up_are_dropped() {
     let (handed, all) = (Arc::new(Mutex::new([None, None])), Arc::new(AtomicUsize::new(0)));
     run_ranks(2, |comm| {
         let runner = Runner::new(&comm, tight()).unwrap();
@@ -238,7 +238,7 @@ fn a_consumer_may_stop_early() {
     check(Broadcast::default(), [2, 3]);
 }
 
-/// Producers learn that nobody wants any more, also through a task between: those without an end come to one.
+/// Producers learn that nobody wants more, even through a task in between: endless ones end.
 #[test]
 fn consumers_that_stop_stop_their_producers() {
     fn check(exchange: impl Exchange + Clone + 'static) {
@@ -300,7 +300,8 @@ fn consumers_that_stop_stop_their_producers() {
     check(Union::by(Broadcast::along(Overlay::Flat)));
 }
 
-/// Along a tree those who pass on what they do not want must not keep it from who does, nor wait for it themselves.
+/// Along a tree, workers that pass on what they do not want must neither withhold it from those that do, nor wait for
+/// it themselves.
 #[test]
 fn consumers_of_a_broadcast_stop_for_themselves() {
     for (workers, copies) in [(1, 3), (2, 3), (3, 3), (4, 4), (5, 9)] {
@@ -335,7 +336,8 @@ fn consumers_of_a_broadcast_stop_for_themselves() {
     }
 }
 
-/// A sender that waited for the copy whose turn it is would be as slow as the slowest, however many others there are.
+/// If a sender waited for the copy whose turn it is, it would be as slow as the slowest, however many others there
+/// are.
 #[test]
 fn a_copy_without_room_is_passed_over() {
     const BATCHES: i64 = 600;
@@ -348,7 +350,7 @@ fn a_copy_without_room_is_passed_over() {
                 let (kept, of_others) = (Arc::clone(&kept), Arc::clone(&of_others));
                 async move {
                     let (copy, mut input) = (context.copy(), inputs.into_only());
-                    // Copy 1 takes nothing before the others have had all that there is no room for here.
+                    // Copy 1 receives nothing before the others have received everything that does not fit here.
                     while copy == 1 && of_others.load(Ordering::SeqCst) < 500 * 1000 {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
@@ -368,7 +370,7 @@ fn a_copy_without_room_is_passed_over() {
     }
 }
 
-/// However fast the producer and slow the consumer, what is queued stays within the window.
+/// However fast the producer and slow the consumer, the queue stays within the window.
 #[test]
 fn a_slow_consumer_bounds_memory() {
     for (workers, copies) in [(1, 1), (2, 2), (3, 4)] {
@@ -391,8 +393,8 @@ fn a_slow_consumer_bounds_memory() {
                 connect(graph, from, to);
             })
             .unwrap();
-            // 2 x 3.2 MB go through windows of 64 KiB, one for each of the two sources; a block is at most a batch
-            // more.
+            // 2 x 3.2 MB go through windows of 64 KiB, one for each of the two sources; a block exceeds that by at
+            // most one batch.
             let queued = reports.iter().map(|report| report.edges[0].queue_bytes_max).max().unwrap();
             assert!((1..2 * (64 << 10) + 2 * 20_000).contains(&queued), "{queued} bytes were queued");
         }
@@ -401,7 +403,7 @@ fn a_slow_consumer_bounds_memory() {
 
 fn drop_ref<T>(_: &mut T) {}
 
-/// Workers that build different graphs hear what differs before anything runs.
+/// Workers that build different graphs are told what differs before anything runs.
 #[test]
 fn different_graphs_are_named() {
     let results = run_ranks(3, |comm| {
@@ -412,7 +414,7 @@ fn different_graphs_are_named() {
         let to = graph.add(sink("to", if comm.rank() == 1 { 3 } else { 4 }, &kept));
         graph.connect(from, to, Partition::by_key(["n"]));
         let error = runner.run(&graph).unwrap_err().to_string();
-        // A graph that cannot run on one worker runs nowhere.
+        // A graph that cannot run on one worker runs on none.
         let mut graph = Graph::new("test");
         let from = graph.add(source("from", &numbers(), 2, &many(1)));
         let to = graph.add(sink("to", 2, &kept));
@@ -429,7 +431,7 @@ fn different_graphs_are_named() {
     }
 }
 
-/// Batches that are not what a port declares are refused where they are sent.
+/// Batches that do not match a port's declaration are refused where they are sent.
 #[test]
 fn wrong_batches_are_refused() {
     let other = schema(&[("m", DataType::Int64)]);
@@ -448,7 +450,7 @@ fn wrong_batches_are_refused() {
     assert!(error.contains("\"liar\"") && error.contains("column \"m\""), "{error}");
 }
 
-/// Who looks at signals can give a run up, on all workers.
+/// A caller that handles signals can give a run up, on all workers.
 #[test]
 fn a_run_can_be_given_up() {
     let errors = run_ranks(2, |comm| {
@@ -471,12 +473,12 @@ fn a_run_can_be_given_up() {
     assert!(errors.iter().all(|error| error.contains("interrupted") && *error == errors[0]), "{errors:?}");
 }
 
-/// A runner that reports to worker 0 by itself, or in a line by way of others.
+/// A runner whose workers report to worker 0 directly, or in a chain.
 fn reporting(comm: &Communicator, report_fanout: Option<u32>) -> Runner {
     Runner::new(comm, RunnerSettings { threads: 1, report_fanout, ..RunnerSettings::default() }).unwrap()
 }
 
-/// Worker 0 learns how far the others are, while the run goes on.
+/// Worker 0 learns how far the others are during the run.
 #[test]
 fn worker_0_learns_of_progress() {
     [None, Some(1)].into_iter().for_each(progress_is_heard_of);
@@ -509,11 +511,11 @@ fn progress_is_heard_of(fanout: Option<u32>) {
     .unwrap();
 }
 
-/// Worker 0 learns the newest of what each worker says of itself, and that one whose part is over says nothing more.
+/// Worker 0 receives each worker's newest status, and learns when a worker whose part is over sends no more.
 #[test]
 fn worker_0_learns_of_statuses() {
     statuses_are_heard_of(None, 2);
-    // In a line, also by way of one whose part is over.
+    // In a chain, also through a worker whose part is over.
     statuses_are_heard_of(Some(1), 1);
 }
 
@@ -523,7 +525,7 @@ fn statuses_are_heard_of(fanout: Option<u32>, ends_first: u32) {
         let runner = reporting(&comm, fanout);
         let mut graph = Graph::new("test");
         let (first, last) = (Arc::clone(&met), Arc::clone(&known));
-        // Of the copies, one for each worker, the one of worker `ends_first` ends as soon as all have been heard of.
+        // There is one copy for each worker; that of worker `ends_first` ends once all have been heard.
         let busy = TaskSpec::blocking("busy", move |_, _, context| {
             let until = if context.copy() == ends_first { &first } else { &last };
             while !until.load(Ordering::SeqCst) {
@@ -559,8 +561,8 @@ fn statuses_are_heard_of(fanout: Option<u32>, ends_first: u32) {
     assert!(told[1].is_empty() && told[2].is_empty(), "only worker 0 is told: {told:?}");
 }
 
-/// The copies of a task compute together, each on a thread of its own, also where a worker runs several: collectives,
-/// small and large, and messages around a ring.
+/// The copies of a task compute together, each on its own thread, even if a worker runs several: collectives, small
+/// and large, and messages around a ring.
 #[test]
 fn copies_have_a_communicator() {
     for (workers, copies) in [(1, 3), (2, 5), (3, 2), (3, 4)] {
@@ -599,7 +601,7 @@ fn copies_have_a_communicator() {
             });
             let to = graph.add(task.input("in").copies(copies).with_comm());
             graph.connect(from, to, Partition::by_key(["n"]));
-            // Each run has communicators of its own.
+            // Each run has separate communicators.
             runner.run(&graph).unwrap();
             runner.run(&graph).unwrap();
             drop(graph);
@@ -610,8 +612,8 @@ fn copies_have_a_communicator() {
     }
 }
 
-/// Copies that wait in a collective for one that fails would wait forever; the run's error is that of who failed, on
-/// every worker, and the next run is sound. One that leaves early is named by those who wait for it.
+/// Copies that wait in a collective for one that fails would wait forever; the run's error is the failed copy's, on
+/// every worker, and the next run works. A copy that leaves early is named by those that wait for it.
 #[test]
 fn copies_do_not_wait_for_one_that_fails_or_leaves() {
     for (workers, copies) in [(1, 3), (2, 2), (2, 5)] {
@@ -645,8 +647,8 @@ fn copies_do_not_wait_for_one_that_fails_or_leaves() {
     }
 }
 
-/// What a copy sends to a reduction is reduced where it is, and never waits. A copy that went on for ever would keep
-/// its thread from all others, and nothing could end it.
+/// What a copy sends to a reduction is reduced locally, and never waits. A copy that continued forever would keep its
+/// thread from all others, and nothing could end it.
 #[test]
 fn a_reduction_does_not_keep_the_thread() {
     for as_values in [true, false] {

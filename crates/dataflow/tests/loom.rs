@@ -1,7 +1,8 @@
-//! Model checking: every interleaving of a sender and of who ends its turn, as the memory model allows them.
+//! Model checking: explores every interleaving of a sender and the thread that ends its turn that the memory model
+//! allows.
 //!
 //! The file is compiled here a second time, against `sync` below instead of the crate's own. So this is an ordinary
-//! test, without `--cfg loom` and the rebuild of everything that goes with it.
+//! test, without `--cfg loom` and the rebuild that it would cause.
 
 mod sync {
     pub(crate) use loom::cell::{MutPtr, UnsafeCell};
@@ -21,19 +22,19 @@ use loom::thread;
 
 type Shared = Arc<BiasedLock<u32>>;
 
-/// The sender, of whom there is one.
+/// The sender; there is only one.
 struct Sender(Shared);
 
 impl Sender {
     fn send(&mut self, me: usize) {
         let send = |sent: &mut u32| *sent += 1;
-        // SAFETY: of a sender there is one, and it is here. Loom fails the test if that is not enough.
+        // SAFETY: there is one sender, and it is here. Loom fails the test if that is not enough.
         let at_home = unsafe { self.0.with_owner_thread(me, send) };
         at_home.unwrap_or_else(|| send(&mut self.0.lock()));
     }
 }
 
-/// What a sender shares with who ends its turns, of which one has begun: on thread `home`, or on any.
+/// What a sender shares with the thread that ends its turns, one of which has begun: on thread `home`, or on any.
 fn in_turn(home: usize) -> (Shared, Sender) {
     let shared: Shared = Arc::new(BiasedLock::new(0));
     shared.lock().settle(home);
@@ -44,8 +45,7 @@ fn end_turn(shared: &Shared) -> u32 {
     std::mem::take(&mut *shared.lock())
 }
 
-/// A sender in its turn goes to another thread, in the middle of the turn, and comes back or not: each message is sent
-/// once.
+/// A sender moves to another thread in the middle of its turn, and may come back: each message is sent once.
 #[test]
 fn a_sender_may_leave_its_turn() {
     loom::model(|| {
@@ -53,7 +53,7 @@ fn a_sender_may_leave_its_turn() {
         sender.send(1);
         let away = thread::spawn(move || {
             sender.send(2);
-            // It enters a turn of its own there, if the first one is over, and uses it.
+            // If the first turn is over, it enters another one there, and uses it.
             let held = sender.0.lock();
             if *held == 0 {
                 held.settle(2);
@@ -71,7 +71,7 @@ fn a_sender_may_leave_its_turn() {
     });
 }
 
-/// Of a turn that others end nobody knows on which thread: its sender is never alone.
+/// If others may end a turn, nobody knows on which thread: its sender is never alone.
 #[test]
 fn a_turn_may_be_ended_by_others() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! What workers count of themselves while a run lasts comes to worker 0, whoever passes it on.
+//! What workers count about themselves during a run reaches worker 0, whoever passes it on.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn numbers() -> SchemaRef {
     schema(&[("n", DataType::Int64)])
 }
 
-/// What a copy of the source sends: half of it of one key.
+/// What a copy of the source sends: half of it has one key.
 fn rows(copy: u32) -> RecordBatch {
     let rows = 4000 * (i64::from(copy) + 1);
     let keys = (0..rows).map(|row| if row % 2 == 0 { HEAVY } else { 1000 + row % 97 });
@@ -61,7 +61,7 @@ fn source(
     TaskSpec::new("numbers", source).output("out", numbers()).copies(copies)
 }
 
-/// A sink that takes nothing before `begun`.
+/// A sink that receives nothing before `begun`.
 fn sink(begun: &Arc<AtomicBool>, copies: u32) -> TaskSpec {
     let begun = Arc::clone(begun);
     let sink = move |inputs: tidemill_dataflow::Inputs, _, _| {
@@ -76,7 +76,7 @@ fn sink(begun: &Arc<AtomicBool>, copies: u32) -> TaskSpec {
     TaskSpec::new("count", sink).input("in").copies(copies)
 }
 
-/// Runs a graph until `look` at worker 0's progress sets `done`, and gives up after a long while.
+/// Runs a graph until `look` at worker 0's progress sets `done`; gives up after a long while.
 fn run(
     workers: u32,
     settings: &RunnerSettings,
@@ -118,7 +118,7 @@ fn worker_0_sees_the_rows_of_all_workers() {
         buckets
     };
     let total: u64 = (0..workers).map(|worker| rows(worker).num_rows() as u64).sum();
-    // By way of each other.
+    // Reports pass through other workers.
     let settings = RunnerSettings { threads: 1, report_fanout: Some(1), ..RunnerSettings::default() };
     let done: Arc<AtomicBool> = Arc::default();
     let build = |graph: &mut Graph| {
@@ -148,9 +148,9 @@ fn worker_0_sees_the_rows_of_all_workers() {
     });
 }
 
-/// A sender that waits for ever would be the last to be seen, if waits counted when they are over.
+/// If waits counted only when they end, a sender that waits forever would never be seen.
 #[test]
-fn who_waits_is_seen_while_it_waits() {
+fn waits_are_visible_while_they_last() {
     let done: Arc<AtomicBool> = Arc::default();
     let build = |graph: &mut Graph| {
         let send = |context: &TaskContext| if context.copy() == 1 { vec![rows(20); 20] } else { Vec::new() };

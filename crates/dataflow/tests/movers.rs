@@ -1,5 +1,5 @@
-//! Direct, broadcast, gather, partition: what arrives is what was sent, to whom it was meant, in order where that is
-//! promised; on any number of workers and copies, of any type of column.
+//! Direct, broadcast, gather, partition: what arrives is what was sent, at the right copy, in order where that is
+//! promised, on any number of workers and copies, with any type of column.
 
 mod common;
 
@@ -17,7 +17,7 @@ use tidemill_dataflow::exchange::{Broadcast, Direct, Exchange, Gather, Partition
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::{RouteMap, StreamElement, TaskSpec};
 
-/// A batch of every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
+/// A batch with every kind of column: numbers with NaN, strings, views, dictionaries, nested; with nulls everywhere.
 fn mixed(seed: u64, count: usize) -> RecordBatch {
     let n = |row: usize| (seed.wrapping_mul(31).wrapping_add(row as u64 * 7919)) % 97;
     let null = |row: usize| n(row).is_multiple_of(11);
@@ -56,7 +56,7 @@ fn mixed_schema() -> SchemaRef {
     mixed(0, 0).schema()
 }
 
-/// Copies send different numbers of batches of different sizes, some empty, some none.
+/// Copies send different numbers of batches of different sizes, some empty, and some copies none.
 fn mixed_data(seed: u64, batches: usize, rows: usize) -> Data {
     Arc::new(move |copy| {
         let batch = |at: usize| mixed(seed + u64::from(copy) * 1000 + at as u64, (rows * at) % (rows + 1));
@@ -90,8 +90,8 @@ fn run(
     kept
 }
 
-/// Sends messages of these sizes: those that `nulls` names as batches that begin with a null, the others as values or
-/// as batches.
+/// Sends messages of these sizes: those that `nulls` selects as batches that begin with a null, the others as values
+/// or as batches.
 fn messages(copies: u32, sizes: &Arc<Vec<usize>>, nulls: u64, as_values: bool) -> TaskSpec {
     let sizes = Arc::clone(sizes);
     TaskSpec::new("from", move |_, outputs, context| {
@@ -121,14 +121,15 @@ fn messages(copies: u32, sizes: &Arc<Vec<usize>>, nulls: u64, as_values: bool) -
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Values that went past those before them, got lost between batches, or went to another copy than a batch of them.
+    /// Catches values that overtook earlier ones, got lost between batches, or went to another copy than a batch of
+    /// them.
     #[test]
     fn values_are_sent_as_batches_are(
         workers in 1u32..=4, from in 1u32..4, to in 1u32..4, nulls: (u64, u64, u64), by in 0usize..4,
         sizes in prop::collection::vec(prop_oneof![8 => 0usize..40, 1 => 400usize..3000], 0..200),
     ) {
         let sizes = Arc::new(sizes);
-        // Of each copy, what came from each source in order, and how many nulls.
+        // For each copy, what came from each source in order, and how many nulls.
         let received = |as_values: bool| -> BTreeMap<u32, (Vec<i64>, usize)> {
             let result = run_graph(workers, &tight(), |graph, kept| {
                 let source = graph.add(messages(from, &sizes, nulls.0 & nulls.1 & nulls.2, as_values));
@@ -152,7 +153,7 @@ proptest! {
         if by > 0 {
             prop_assert_eq!(by_values, by_batches);
         } else {
-            // In turn, who has room gets the next one.
+            // When copies take turns, the one with room gets the next batch.
             let all = |received: BTreeMap<u32, (Vec<i64>, usize)>| {
                 let nulls: usize = received.values().map(|(_, nulls)| nulls).sum();
                 let mut values: Vec<i64> = received.into_values().flat_map(|(values, _)| values).collect();
@@ -163,7 +164,7 @@ proptest! {
         }
     }
 
-    /// A row lost, doubled, changed or sent to the wrong copy shows up against where its key was seen first.
+    /// A row that is lost, doubled, changed or sent to the wrong copy differs from where its key was first seen.
     #[test]
     fn partition_by_key_keeps_rows_and_brings_equal_keys_together(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400,
@@ -185,7 +186,7 @@ proptest! {
         }
     }
 
-    /// Batches in turn, gathered and by hand: nothing lost; gathered streams keep their order.
+    /// Round-robin, gathered and custom: nothing is lost, and gathered streams keep their order.
     #[test]
     fn other_movers_keep_rows_and_order(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..6, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
@@ -235,8 +236,8 @@ proptest! {
         }
     }
 
-    /// The same where each copy is sent to by itself, and where the tree is chosen; what one source sends keeps its
-    /// order.
+    /// The same if each copy is sent to separately, and if the tree is chosen automatically; rows of one source keep
+    /// their order.
     #[test]
     fn broadcasts_to_copies_and_by_choice_reach_every_copy(
         workers in 1u32..=8, from in 1u32..4, to in 1u32..9, batches in 0usize..6, rows_max in 0usize..400, seed in 0u64..1000,
@@ -256,7 +257,8 @@ proptest! {
     }
 }
 
-/// A worker gets a batch once however many copies it runs; each copy by itself would cross the network as often.
+/// A worker receives a batch once, however many copies it runs; sending to each copy would cross the network once per
+/// copy.
 #[test]
 fn a_broadcast_crosses_to_each_worker_once() {
     let schema = schema(&[("n", DataType::Int64)]);
@@ -282,7 +284,7 @@ fn a_broadcast_crosses_to_each_worker_once() {
     }
 }
 
-/// A route map by hand is followed, bucket by bucket, and its buckets are counted.
+/// A custom route map is followed bucket by bucket, and its buckets are counted.
 #[test]
 fn route_maps_are_followed_and_counted() {
     let schema = schema(&[("k", DataType::Int64)]);
@@ -291,7 +293,7 @@ fn route_maps_are_followed_and_counted() {
         let keys: Int64Array = (0..1000i64).map(|i| Some(i * 10 + i64::from(copy))).collect();
         vec![RecordBatch::try_new(of_batch.clone(), vec![Arc::new(keys)]).unwrap()]
     });
-    // Everything to copy 1, but for bucket 3.
+    // Everything goes to copy 1, except for bucket 3.
     let map = RouteMap::new(1, vec![1, 1, 1, 2, 1, 1, 1, 1]);
     let (kept, reports) = run_graph(2, &tight(), |graph, kept| {
         let from = graph.add(source("from", &schema, 2, &data));
@@ -306,8 +308,7 @@ fn route_maps_are_followed_and_counted() {
     assert!(buckets.iter().all(|&rows| (190..310).contains(&rows)), "{buckets:?}");
 }
 
-/// Whoever moves buckets to copies with less to do must know what they cost: rows of one may take far longer than
-/// others.
+/// Moving buckets to less loaded copies requires their cost: rows of one may take far longer than those of others.
 #[test]
 fn buckets_are_charged_with_the_time_that_their_rows_take() {
     let schema = schema(&[("k", DataType::Int64)]);
@@ -343,15 +344,15 @@ fn buckets_are_charged_with_the_time_that_their_rows_take() {
     KeyHasher::new(vec![0]).hash(&of_keys(vec![0, 1, 2, 3]), &mut hashes).unwrap();
     let map = RouteMap::even(64, 2);
     let buckets: Vec<usize> = hashes.iter().map(|&hash| map.bucket(hash) as usize).collect();
-    // A millisecond and more for each block, of which one in sixteen stands for those before it, also for some of other
-    // keys.
+    // A millisecond or more for each block; one block in sixteen represents those before it, including some with
+    // other keys.
     let slept_ns = slept_ns.load(Ordering::Relaxed);
     assert!(4 * work_ns[buckets[3]] > slept_ns, "of {slept_ns} {work_ns:?}");
     assert!((0..64).all(|bucket| buckets.contains(&bucket) || work_ns[bucket] == 0), "{work_ns:?}");
 }
 
-/// A column that is a slice of a large dictionary, or of many long strings, takes its values along and no more; a
-/// dictionary that stays the same is sent once.
+/// A column that is a slice of a large dictionary, or of many long strings, takes along only its own values; an
+/// unchanged dictionary is sent once.
 #[test]
 fn dictionaries_and_views_cross_without_their_ballast() {
     let words: Vec<String> = (0..50_000).map(|i| format!("a rather long word with the number {i}")).collect();
@@ -375,7 +376,7 @@ fn dictionaries_and_views_cross_without_their_ballast() {
     }
 }
 
-/// Rows without columns, and columns without memory, are rows all the same.
+/// Rows without columns, and columns without memory, are still rows.
 #[test]
 fn rows_without_bytes_arrive() {
     for fields in [&[][..], &[("n", DataType::Null), ("m", DataType::Null)]] {

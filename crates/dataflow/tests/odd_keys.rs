@@ -1,4 +1,4 @@
-//! Exchanges that bring rows together by key, over keys of every kind: texts, dictionaries, lists, structs, several
+//! Exchanges that bring rows together by key, with keys of every kind: texts, dictionaries, lists, structs, several
 //! columns, and floats with zeros and NaNs of both signs; in memory and on disk.
 
 mod common;
@@ -21,7 +21,7 @@ const KINDS: [&str; 8] =
 const ROWS: u32 = 300;
 const BATCHES: u32 = 4;
 
-/// Row `row` of copy `copy` has the key with this number; keys are equal when their numbers are.
+/// The number of the key of row `row` of copy `copy`; keys are equal if their numbers are.
 fn number(copy: u32, row: u32) -> u32 {
     (row * 7919 + copy * 31) % 60
 }
@@ -30,7 +30,7 @@ fn text(number: u32) -> Option<String> {
     (number != 7).then(|| format!("key {number} that is longer than any prefix"))
 }
 
-/// Numbers below 3 are a null, a zero and a NaN, the latter with the sign that is asked for.
+/// Numbers below 3 are a null, a zero and a NaN, the last two with the requested sign.
 fn float(number: u32, negative: bool) -> Option<f64> {
     let sign = if negative { -1.0 } else { 1.0 };
     match number {
@@ -41,7 +41,7 @@ fn float(number: u32, negative: bool) -> Option<f64> {
     }
 }
 
-/// The key columns of rows of these numbers.
+/// The key columns of rows with these key numbers.
 fn keys(kind: &str, numbers: &[u32]) -> Vec<ArrayRef> {
     let texts = || Arc::new(StringArray::from_iter(numbers.iter().map(|n| text(*n)))) as ArrayRef;
     let signed = |number: &dyn Fn(u32) -> u32| -> ArrayRef {
@@ -69,7 +69,7 @@ fn keys(kind: &str, numbers: &[u32]) -> Vec<ArrayRef> {
             vec![Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(lists))]
         }
         "struct" => vec![structs()],
-        // The first column alone does not tell: most are zeros and NaNs.
+        // The first column alone does not distinguish keys: most are zeros and NaNs.
         "float and text" => vec![signed(&|n| 1 + n % 2), texts()],
         _ => vec![dictionary(), structs()],
     }
@@ -117,7 +117,7 @@ fn cases() -> impl Iterator<Item = (&'static str, bool)> {
     KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)])
 }
 
-/// A key in two layouts, or with the other zero between its rows, would come as two groups.
+/// A key in two layouts, or with the other zero between its rows, must not come as two groups.
 #[test]
 fn keyed_gather_brings_each_key_once() {
     for (kind, spill) in cases() {
@@ -143,7 +143,7 @@ fn keyed_gather_brings_each_key_once() {
     }
 }
 
-/// Each key is one row, of all rows that have it, however its zeros and NaNs are written.
+/// Each key is one row, from all rows that have it, however its zeros and NaNs are encoded.
 #[test]
 fn keyed_reduce_makes_one_row_of_each_key() {
     for (kind, spill) in cases() {
@@ -171,7 +171,7 @@ fn keyed_reduce_makes_one_row_of_each_key() {
     }
 }
 
-/// Pairs of equal keys, no more and no less, whatever the keys are; what has a null in it meets nothing.
+/// Exactly the pairs of equal keys, whatever the keys are; a key with a null matches nothing.
 #[test]
 fn join_pairs_equal_keys() {
     for (kind, spill) in cases() {
@@ -190,7 +190,7 @@ fn join_pairs_equal_keys() {
                 *found.entry((one.unwrap(), other.unwrap())).or_default() += 1;
             }
         }
-        // Rows of each key: as many on both copies of the left side.
+        // The rows of each key: as many on both copies of the left side.
         let has_null = |number: i64| match kind {
             "text" | "view" | "dictionary" | "float and text" | "coded and nested" => number == 7,
             "float" => number == 0,
@@ -207,8 +207,7 @@ fn join_pairs_equal_keys() {
     }
 }
 
-/// Whatever the keys are, each row comes once, and none before one that is smaller; NaNs of either sign are the
-/// largest.
+/// Whatever the keys are, each row comes once, and none before a smaller one; NaNs of either sign are the largest.
 #[test]
 fn sorts_are_in_order() {
     for (kind, spill) in cases() {

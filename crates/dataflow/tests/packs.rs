@@ -1,5 +1,5 @@
-//! Small batches that are put together: their rows are the ones that were sent, in order; none waits for a turn that
-//! does not end, and few blocks cross where many batches were sent.
+//! Small batches that are combined: their rows are the ones that were sent, in order; none waits for a turn that does
+//! not end, and few blocks are sent for many batches.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn values(batch: &RecordBatch) -> Vec<i64> {
     batch.column(0).as_primitive::<Int64Type>().values().to_vec()
 }
 
-/// Columns of which packs are made, with nulls in some batches and not in others.
+/// Columns that can be packed, with nulls in some batches and not in others.
 fn mixed(seed: usize, count: usize) -> RecordBatch {
     let some =
         |row: usize| (seed.is_multiple_of(3) || !(row + seed).is_multiple_of(5)).then_some((row * 7 + seed) % 1000);
@@ -48,8 +48,8 @@ fn mixed(seed: usize, count: usize) -> RecordBatch {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Rows that changed places, or were left in a pack at the end, show up against what each copy sent: small batches,
-    /// and larger ones that must not overtake them, with credit for few of them.
+    /// Rows that change places, or are left in a pack at the end, differ from what each copy sent: small batches, and
+    /// larger ones that must not overtake them, with credit for only a few of them.
     #[test]
     fn rows_keep_their_order(
         workers in 1u32..4, seed in 0usize..1000, sizes in prop::collection::vec(0usize..2000, 1..60), broadcast: bool,
@@ -75,7 +75,7 @@ proptest! {
     }
 }
 
-/// One block for each of many small batches is what packs are there to avoid.
+/// Packs exist to avoid one block for each of many small batches.
 #[test]
 fn many_small_batches_are_few_blocks() {
     const COUNT: i64 = 5000;
@@ -100,7 +100,7 @@ fn many_small_batches_are_few_blocks() {
 type Answers = UnboundedReceiver<i64>;
 type Body = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
 
-/// Runs a source on worker 0 that hears what arrives on worker 1: it hangs when anything that it waits for waits for
+/// Runs a source on worker 0 that is told what arrives on worker 1: it hangs if anything that it waits for waits for
 /// it.
 fn answered(source: fn(Output, Answers) -> Body) {
     let (sender, answers) = unbounded_channel();
@@ -126,7 +126,7 @@ fn answered(source: fn(Output, Answers) -> Body) {
 async fn keep(mut input: Input, sender: Option<UnboundedSender<i64>>) -> Result<(), TaskError> {
     while let Some(StreamElement::Batch(batch)) = input.recv().await? {
         if let Some(sender) = &sender {
-            // The source may have heard enough.
+            // The source may have received enough.
             for value in values(&batch) {
                 let _ = sender.send(value);
             }
@@ -135,9 +135,9 @@ async fn keep(mut input: Input, sender: Option<UnboundedSender<i64>>) -> Result<
     Ok(())
 }
 
-/// A copy that waits for the answer to what it has sent waits for ever, if that waits for the copy's next batch.
+/// A copy that waits for the answer to what it has sent waits forever if that is held for the copy's next batch.
 #[test]
-fn what_was_sent_leaves_before_its_sender_waits() {
+fn batches_leave_before_their_sender_waits() {
     answered(|mut output, mut answers| {
         Box::pin(async move {
             let mut next = 0;
@@ -155,7 +155,7 @@ fn what_was_sent_leaves_before_its_sender_waits() {
     });
 }
 
-/// The first batch of a turn leaves though its sender does not even give its thread back.
+/// The first batch of a turn leaves although its sender does not even yield its thread.
 #[test]
 fn a_lone_batch_does_not_wait_for_the_end_of_the_turn() {
     answered(|mut output, mut answers| {
@@ -165,7 +165,7 @@ fn a_lone_batch_does_not_wait_for_the_end_of_the_turn() {
                 while answers.try_recv().is_err() {
                     std::thread::yield_now();
                 }
-                // A turn for each.
+                // One turn for each.
                 tokio::task::yield_now().await;
             }
             Ok(())
@@ -173,9 +173,9 @@ fn a_lone_batch_does_not_wait_for_the_end_of_the_turn() {
     });
 }
 
-/// Who sends from a thread of its own, or from a task that it has spawned, has no turn that would end.
+/// A sender on its own thread, or in a spawned task, has no turn that would end.
 #[test]
-fn what_is_sent_outside_of_turns_leaves_at_once() {
+fn batches_sent_outside_turns_leave_at_once() {
     answered(|mut output, mut answers| {
         Box::pin(async move {
             let (mut output, mut answers) = tokio::spawn(async move {
@@ -194,17 +194,17 @@ fn what_is_sent_outside_of_turns_leaves_at_once() {
                 while answers.blocking_recv() != Some(39) {}
                 drop(done.send((output, answers)));
             });
-            // Also of a thread that waits without giving itself back.
+            // Even from a thread that waits without yielding.
             drop(is_done.recv()?);
             Ok(())
         })
     });
 }
 
-/// A mark, an end, a large batch: none may overtake what was put together, or let it wait. A gather has several
+/// A mark, an end or a large batch must neither overtake combined batches nor let them wait. A gather has several
 /// senders.
 #[test]
-fn what_comes_behind_stays_behind() {
+fn later_items_do_not_overtake_packs() {
     let data: Data = Arc::new(|copy| {
         let large = RecordBatch::try_new(numbers(), vec![Arc::new(Int64Array::from_iter_values(100..10_000))]).unwrap();
         let mut all: Vec<_> = (0..100).map(number).collect();
@@ -218,7 +218,7 @@ fn what_comes_behind_stays_behind() {
         graph.connect(from, to, Gather::default());
     })
     .unwrap();
-    // Each copy's numbers count up: of three rising streams, each number is there as often as it was sent.
+    // Each copy's numbers count up: in three rising streams, each number occurs as often as it was sent.
     let mut next = [0i64; 3];
     for value in kept[&0].iter().flat_map(values) {
         let stream = next.iter_mut().find(|next| **next == value);

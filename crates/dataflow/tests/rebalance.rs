@@ -1,5 +1,5 @@
 //! Rebalancing: buckets move to other copies while rows come, and no count is wrong, whatever moves, waits or fails.
-//! The operator itself sees every row that is missing, comes twice, or comes out of its key's order.
+//! The operator itself notices every row that is missing, comes twice, or comes out of its key's order.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn only(task: &str, map: RouteMap) -> BTreeMap<String, RouteMap> {
     [(task.to_owned(), map)].into()
 }
 
-/// Asks for new maps as long as a job runs, some at each look, and keeps the answers.
+/// Requests new maps as long as a job runs, some at each look, and keeps the answers.
 struct Mover {
     copies: u64,
     task: &'static str,
@@ -56,7 +56,7 @@ impl Mover {
     }
 
     fn look(&self, progress: &RunProgress) {
-        // Every worker looks; one can move buckets.
+        // Every worker looks; only one can move buckets.
         let Ok(mut state) = self.state.try_lock() else { return };
         let Asked { open, answers, seed } = &mut *state;
         open.retain_mut(|one| match one.outcome() {
@@ -76,7 +76,7 @@ impl Mover {
             let kind = random(4);
             let one = random(self.copies) as u32;
             let moves: Vec<(u32, u32)> = match kind {
-                // To one copy, all of it.
+                // All to one copy.
                 0 => (0..BUCKETS).map(|bucket| (bucket, one)).collect(),
                 // None at all.
                 1 => Vec::new(),
@@ -101,7 +101,7 @@ fn is_worker_0(progress: &RunProgress) -> bool {
     !matches!(asked.outcome(), Some(Err(reason)) if reason.contains("only worker 0"))
 }
 
-/// Many rebalances while rows come, some of everything to one copy, with a copy that is slow.
+/// Many rebalances while rows come, some of everything to one copy, with a slow copy.
 #[test]
 fn counts_stay_exact_over_many_rebalances() {
     for (workers, pause) in [(2, Duration::ZERO), (3, Duration::from_millis(3)), (1, Duration::ZERO)] {
@@ -170,7 +170,7 @@ fn failures_between_rebalances() {
     }
 }
 
-/// A job that goes on with as many copies has the map it had; one with others deals evenly.
+/// A job that resumes with the same number of copies has the map it had; with another number it distributes evenly.
 #[test]
 fn a_map_outlives_its_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ fn a_map_outlives_its_run() {
     assert!(looks.load(Ordering::SeqCst) >= 2, "nobody looked");
 }
 
-/// Keeps nothing.
+/// An operator that keeps nothing.
 struct Pass;
 
 impl Operator for Pass {
@@ -224,7 +224,7 @@ impl Operator for Pass {
     }
 }
 
-/// Keeps nothing either, and does not say so.
+/// An operator that keeps nothing either, but does not declare so.
 struct Silent(Pass);
 
 impl Operator for Silent {
@@ -246,9 +246,9 @@ fn passing(rows: i64, pass: TaskSpec, world: &World) -> Graph {
     graph
 }
 
-/// Operators that keep nothing, and sinks, need no more than to know the new map.
+/// Operators that keep nothing, and sinks, only need to know the new map.
 #[test]
-fn what_keeps_nothing_moves_too() {
+fn tasks_that_keep_nothing_move_too() {
     for task in ["pass", "outside"] {
         let folder = tempfile::tempdir().unwrap();
         let world = World::default();
@@ -268,7 +268,7 @@ fn what_keeps_nothing_moves_too() {
     }
 }
 
-/// Tasks that are keyed alike would part if one of several maps were taken without the others.
+/// If one of several maps were applied without the others, tasks with the same keys would be separated.
 #[test]
 fn several_tasks_move_together_or_not_at_all() {
     let rows = 20_000;
@@ -293,14 +293,14 @@ fn several_tasks_move_together_or_not_at_all() {
     let outcomes: Vec<_> = asked.into_inner().unwrap().iter_mut().filter_map(PendingRebalance::outcome).collect();
     let [Err(refused), Ok(moved)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(refused.contains("task \"outside\" cannot move: the map names copy 2"), "{refused}");
-    // Of the version that the first would have taken; half of the buckets of each.
+    // Of the version that the first would have had; half of the buckets of each.
     assert_eq!(moved.buckets, BUCKETS);
     assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>() as i64, rows * 5);
 }
 
-/// What cannot be done is refused with the reason, and the job goes on.
+/// Impossible requests are refused with the reason, and the job continues.
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_requests_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::default();
     let graph = passing(4000, TaskSpec::operator("silent", |_| Ok(Silent(Pass))), &world);
@@ -334,7 +334,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>(), 4000 * 5);
 }
 
-/// What is asked for when the job ends, in whatever way, is answered.
+/// Requests at the end of the job, however it ends, are answered.
 #[test]
 fn at_the_end_everything_is_answered() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,7 +357,7 @@ fn at_the_end_everything_is_answered() {
     }
 }
 
-/// Without checkpoints there are no barriers on which a map could ride.
+/// Without checkpoints there are no barriers with which a map could travel.
 #[test]
 fn a_run_without_checkpoints_refuses() {
     let world = World::default();
@@ -380,7 +380,7 @@ fn a_run_without_checkpoints_refuses() {
 const BIN_MS: i64 = 100;
 const BIN_BITS: u32 = 32;
 
-/// Counts the rows of each key in each tenth of a second, and gives the count when that has passed.
+/// Counts the rows of each key in each tenth of a second, and emits the count when that time has passed.
 struct Bins {
     route: RouteMap,
     /// By bucket, bin and key.
@@ -468,8 +468,8 @@ impl Operator for Bins {
     }
 }
 
-/// What keys wait for comes once each, with what their keys had kept, while buckets move all the time, and copies fail
-/// and the job goes on with others.
+/// What keys wait for comes once each, with the state of their keys, while buckets keep moving, copies fail, and the
+/// job resumes with other copies.
 #[test]
 fn timers_move_with_their_keys() {
     let rows = 8000;

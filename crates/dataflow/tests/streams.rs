@@ -1,4 +1,5 @@
-//! Streams with checkpoints: whatever fails in between, and however many workers go on, every row counts exactly once.
+//! Streams with checkpoints: whatever fails in between, and however many workers resume, every row counts exactly
+//! once.
 
 mod common;
 
@@ -26,8 +27,7 @@ use tidemill_dataflow::stream::{BarrierControl, EventTime};
 use tidemill_dataflow::{Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskError, TaskSpec};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Failures at any moment, followed by a job of another size: what was committed and what is committed later fit
-/// together.
+/// Failures at any moment, followed by a job of another size: what was committed before fits what is committed later.
 #[test]
 fn every_row_counts_once_across_failures() {
     let mut seed = 7u64;
@@ -57,7 +57,7 @@ fn every_row_counts_once_across_failures() {
     }
 }
 
-/// Bytes that the newest checkpoint has of rows in flight.
+/// The bytes of rows in flight in the newest checkpoint.
 fn in_flight_bytes(folder: &std::path::Path) -> u64 {
     let Ok(epochs) = std::fs::read_dir(folder.join("epochs")) else { return 0 };
     let Some(newest) = epochs.map(|epoch| epoch.unwrap().path()).max() else { return 0 };
@@ -66,8 +66,8 @@ fn in_flight_bytes(folder: &std::path::Path) -> u64 {
     in_flight.map(|(_, entry)| entry.len).sum()
 }
 
-/// Barriers overtake rows that wait for a slow task: those are part of the checkpoint, and of the run that goes on from
-/// it, with as many workers or not, once and in their order.
+/// Barriers overtake rows that wait for a slow task: those are part of the checkpoint and of the run that resumes
+/// from it, with any number of workers, once and in order.
 #[test]
 fn overtaken_rows_count_once() {
     let mut in_flight = 0;
@@ -89,7 +89,7 @@ fn overtaken_rows_count_once() {
     assert!(in_flight > 0, "nothing was ever in flight: the test shows nothing");
 }
 
-/// A stop waits for the rows before it, however long they take: what goes on from there may be another program.
+/// A stop waits for the rows before it, however long they take: another program may resume from there.
 #[test]
 fn nothing_is_in_flight_behind_a_stop() {
     let folder = tempfile::tempdir().unwrap();
@@ -108,7 +108,7 @@ fn nothing_is_in_flight_behind_a_stop() {
     check(&world, 2000);
 }
 
-/// A job that is started again after its end has nothing to do, and changes nothing.
+/// A job that is restarted after its end has nothing to do, and changes nothing.
 #[test]
 fn a_finished_job_stays_finished() {
     let folder = tempfile::tempdir().unwrap();
@@ -121,13 +121,14 @@ fn a_finished_job_stays_finished() {
     }
 }
 
-/// A savepoint: the job stops at a barrier, is no failure, and goes on with other workers as if nothing had been.
+/// A savepoint: the job stops at a barrier, which is not a failure, and resumes with other workers as if nothing had
+/// happened.
 #[test]
 fn a_stopped_job_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::default();
     for workers in [2, 3, 1] {
-        // Asked for at the first look; where the job ends before, it has its end instead.
+        // Requested at the first look; if the job ends before that, its end counts instead.
         let asked = AtomicU64::new(0);
         let stop = |progress: &RunProgress| {
             if asked.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -142,7 +143,7 @@ fn a_stopped_job_goes_on() {
     check(&world, 4000);
 }
 
-/// Has one batch, and waits for more without an end.
+/// Has one batch, and then waits for more forever.
 struct Endless {
     rows: Option<RecordBatch>,
 }
@@ -160,14 +161,15 @@ impl Source for Endless {
     }
 }
 
-/// Two splits: the second has nothing more at some time, and rows a while later, which wait behind those of the first.
+/// Two splits: the second has nothing more at some time, and rows a while later, which wait behind those of the
+/// first.
 struct Busy {
     steps: std::vec::IntoIter<(u32, Option<i64>)>,
 }
 
 impl Source for Busy {
     fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
-        // So long a batch waits for room.
+        // A batch waits this long for room.
         std::thread::sleep(Duration::from_millis(2));
         let at = std::time::Instant::now();
         Poll::Ready(match self.steps.next() {
@@ -187,7 +189,7 @@ fn row(time: i64) -> Result<RecordBatch, TaskError> {
     Ok(RecordBatch::try_new(events(), vec![column(), column(), Arc::new(TimestampMillisecondArray::from(vec![time]))])?)
 }
 
-/// Finds rows that come behind the time that they are of.
+/// Counts rows that come after their time.
 struct Late(EventTime, Arc<AtomicU64>);
 
 impl Operator for Late {
@@ -204,7 +206,7 @@ impl Operator for Late {
     }
 }
 
-/// A split would be idle, and its rows late, because they wait with others until there is room.
+/// A split must not become idle, and its rows late, because they wait with others for room.
 #[test]
 fn rows_that_wait_are_not_late() {
     let late = Arc::new(AtomicU64::new(0));
@@ -227,7 +229,7 @@ fn rows_that_wait_are_not_late() {
     assert_eq!(found.load(Ordering::SeqCst), 0);
 }
 
-/// Has a good row and a bad one at once.
+/// Has a valid row and an invalid record at once.
 struct Mixed(Option<RecordBatch>);
 
 impl Source for Mixed {
@@ -245,7 +247,7 @@ impl Source for Mixed {
     }
 }
 
-/// Records that are no rows go by a port of their own, and where there is none they are no rows.
+/// Invalid records leave through a separate port; without that port they are skipped.
 #[test]
 fn bad_records_have_a_port() {
     let run = |has_port: bool| {
@@ -274,17 +276,17 @@ fn bad_records_have_a_port() {
     assert_eq!((run(true), run(false)), ([1, 1], [1, 0]));
 }
 
-/// Rows that it may keep until a checkpoint.
+/// How many rows it may keep until a checkpoint.
 const KEPT_MAX: usize = 1000;
 
-/// Keeps rows until a checkpoint, and knows the most that it has kept.
+/// Keeps rows until a checkpoint, and records the most that it has kept.
 struct Full {
     outside: Outside,
     kept: usize,
     seen: Arc<Kept>,
 }
 
-/// Of all copies: the most rows that one has kept, and all that they were given.
+/// For all copies: the most rows that one has kept, and the total that they received.
 #[derive(Default)]
 struct Kept {
     most: AtomicU64,
@@ -313,7 +315,7 @@ impl Sink for Full {
     }
 }
 
-/// Has nothing, and ends when others have been given so many rows.
+/// Has nothing, and ends when others have received this many rows.
 struct Waiting {
     seen: Arc<Kept>,
     rows: u64,
@@ -356,8 +358,8 @@ impl Sink for Slow {
     }
 }
 
-/// A sink that keeps rows for a checkpoint that comes in an hour, or that others are slow to end, would take all
-/// memory, or end the job.
+/// A sink that keeps rows for a checkpoint that comes in an hour, or that others take long to complete, would exhaust
+/// the memory, or end the job.
 #[test]
 fn a_sink_that_is_full_gets_a_checkpoint() {
     for (workers, others_are_slow) in [(1, false), (3, false), (1, true), (3, true)] {
@@ -391,12 +393,12 @@ fn a_sink_that_is_full_gets_a_checkpoint() {
         outcomes.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
         check(&world, 4000);
         let most = seen.most.load(Ordering::SeqCst) as usize;
-        // What is on its way comes before the barrier; how much that is depends on who runs when.
+        // Rows on their way precede the barrier; how many there are depends on scheduling.
         assert!((KEPT_MAX / 2..10 * KEPT_MAX).contains(&most), "{most} rows of 20000 were kept");
     }
 }
 
-/// Passes on what comes, and has something to say whenever time passes or something ends.
+/// Passes on what comes, and emits something whenever time advances or something ends.
 struct Talkative;
 
 impl Talkative {
@@ -427,9 +429,9 @@ impl Operator for Talkative {
     }
 }
 
-/// A job is stopped whose sources have no end, one of them slow to begin, and one far ahead of the others in time. Rows
-/// that are made of the ends behind the barrier, or of the time that these set free, would come again when the job goes
-/// on; a source that never hears of the barrier would go on for ever.
+/// Stops a job whose sources never end; one of them is slow to start, and one is far ahead of the others in time.
+/// Rows produced by the ends behind the barrier, or by the time that these set free, would come again when the job
+/// resumes; a source that never received the barrier would continue forever.
 #[test]
 fn nothing_comes_behind_a_stop() {
     let folder = tempfile::tempdir().unwrap();
@@ -467,7 +469,7 @@ fn nothing_comes_behind_a_stop() {
         let mut asked = 0;
         let mut stop = |progress: &RunProgress| {
             asked += 1;
-            // More than once: who asks does not know that it has been heard.
+            // More than once, since the caller does not know whether the request was received.
             if asked <= 2 {
                 progress.request(BarrierControl::Stop);
             }
@@ -480,13 +482,13 @@ fn nothing_comes_behind_a_stop() {
     assert!(rows.is_empty() || rows == [(7, 7)], "{rows:?}");
 }
 
-/// A checkpoint that is damaged is left out for the one before; when none can be read the job does not begin anew in
-/// silence.
+/// A damaged checkpoint is skipped in favor of the previous one; if none can be read, the job does not silently start
+/// afresh.
 #[test]
-fn damaged_checkpoints_are_left_out() {
+fn damaged_checkpoints_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::default();
-    // Late enough for two checkpoints to be there.
+    // Late enough for two checkpoints to exist.
     let fuse = Arc::new(AtomicU64::new(220));
     run(1, folder.path(), 2000, Some(fuse), &world, quiet).unwrap_err();
     let epochs = || {
@@ -522,7 +524,7 @@ fn damaged_checkpoints_are_left_out() {
     assert!(error.contains("none can be read; remove them to start fresh"), "{error}");
 }
 
-/// Two jobs in one place would take each other's checkpoints for their own.
+/// Two jobs in one place would mistake each other's checkpoints for their own.
 #[test]
 fn one_place_is_for_one_job() {
     let folder = tempfile::tempdir().unwrap();

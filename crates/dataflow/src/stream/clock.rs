@@ -1,7 +1,7 @@
-//! The time of a source: of its splits, as their rows tell it, or of the machine's clock.
+//! The time of a source: that of its splits, as their rows tell it, or that of the machine's clock.
 //!
-//! That clock never goes back: not when somebody sets the machine's, nor when a job goes on where another machine was
-//! ahead.
+//! The latter never goes back: neither when someone sets the machine's clock, nor when a job resumes although another
+//! machine was ahead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -20,14 +20,14 @@ use tidemill_checkpoint::{EventTime, Mark, RestoredState};
 use super::source::{WatermarkOrigin, WatermarkStrategy, time_column};
 use crate::error::TaskError;
 
-/// Time is told no more often than this while rows come: every mark cuts short what exchanges collect.
+/// Time is announced no more often than this while rows come, since every mark cuts short what exchanges collect.
 const TELL_INTERVAL: Duration = Duration::from_millis(1);
-/// The machine's clock is told so often while no row comes.
+/// How often the machine's clock is announced while no row comes.
 const ARRIVAL_INTERVAL: Duration = Duration::from_millis(50);
-/// What copies share in checkpoints, so that the clock does not go back.
+/// The name under which copies share the clock in checkpoints, so that it does not go back.
 const ARRIVAL: &str = "tidemill arrival";
 
-/// Microseconds since 1970 in a unit that a column of event times has.
+/// Converts a value of a column of event times to microseconds since 1970.
 fn microseconds(data_type: &DataType, value: i64) -> i64 {
     match data_type {
         DataType::Timestamp(TimeUnit::Second, _) => value.saturating_mul(1_000_000),
@@ -60,23 +60,24 @@ fn latest(column: &ArrayRef) -> Option<EventTime> {
     }
 }
 
-/// See the module.
+/// The clock that the module describes.
 pub(crate) struct SourceClock {
     times: WatermarkStrategy,
     origin: TimeSource,
     watermarks: WatermarkMerger,
-    /// Of all rows.
+    /// The latest time of all rows.
     latest: EventTime,
-    /// Since when each split has had nothing more; an idle one is not looked at.
+    /// Since when each split has had nothing more; idle ones are not checked.
     caught_up: Vec<Option<Instant>>,
-    /// Since when the source has had nothing at all. What it said before may be long ago, if rows had to wait for room
-    /// meanwhile: then those of a split that seems to be idle may wait behind them.
+    /// Since when the source has had nothing at all. Its earlier reports may be old if rows had to wait for room in
+    /// the meantime: rows of a split that seems idle may then wait behind them.
     quiet: Option<Instant>,
     told_at: Option<Instant>,
 }
 
 enum TimeSource {
-    /// The columns with rows' times, and with what tells how far they are, and how much less that is.
+    /// The columns with rows' times and with what tells how far they have advanced, and how much to subtract from
+    /// that.
     Rows {
         time: usize,
         told: usize,
@@ -85,7 +86,7 @@ enum TimeSource {
     Arrival(ArrivalClock),
 }
 
-/// The machine's clock: where it stood when the source began, and how long that is ago.
+/// The machine's clock: its time when the source began, and when that was.
 struct ArrivalClock {
     begun: Instant,
     at: EventTime,
@@ -99,7 +100,7 @@ impl ArrivalClock {
 }
 
 impl SourceClock {
-    /// Of rows with this schema.
+    /// The clock of rows with this schema.
     pub(crate) fn new(
         times: WatermarkStrategy,
         schema: &SchemaRef,
@@ -131,14 +132,14 @@ impl SourceClock {
         self.latest
     }
 
-    /// The split that holds time back, the time, and that of the split that is furthest ahead.
+    /// The split that holds time back, the time, and the time of the split that is furthest ahead.
     pub(crate) fn report(&self) -> (Option<u32>, (EventTime, EventTime)) {
         match &self.origin {
             TimeSource::Rows { .. } => {
                 let slowest = self.watermarks.slowest().map(|split| split as u32);
                 (slowest, (self.watermarks.time(), self.watermarks.ahead()))
             }
-            // The machine's clock goes on by itself.
+            // The machine's clock advances by itself.
             TimeSource::Arrival(_) => (None, (self.latest, self.latest)),
         }
     }
@@ -157,7 +158,7 @@ impl SourceClock {
         split as usize
     }
 
-    /// Rows have been read; returns them with their times.
+    /// Records rows that have been read; returns them with their times.
     pub(crate) fn rows(&mut self, split: u32, rows: RecordBatch) -> Result<RecordBatch, TaskError> {
         let split = self.split(split);
         self.caught_up[split] = None;
@@ -168,8 +169,8 @@ impl SourceClock {
                 self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
                 let told = if told == time { of_rows } else { latest(rows.column(*told)) };
                 let at = told.map(|at| at.minus(*less));
-                // Those that tell no time are rows all the same: when their split falls silent, that is to be told
-                // again, so that nobody keeps them back. Without rows it is as it was.
+                // Rows that tell no time are rows all the same: when their split falls silent, that has to be
+                // announced again, so that nobody keeps them back. Without rows nothing changes.
                 if at.is_some() || rows.num_rows() > 0 {
                     self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
                 }
@@ -184,7 +185,7 @@ impl SourceClock {
         }
     }
 
-    /// A split had nothing more at some time: when its source looked, which may be a while ago.
+    /// Records that a split had nothing more at some time: when its source looked, which may be a while ago.
     pub(crate) fn note_idle(&mut self, split: u32, at: Instant) {
         let split = self.split(split);
         let since = *self.caught_up[split].get_or_insert(at);
@@ -193,7 +194,7 @@ impl SourceClock {
         }
     }
 
-    /// The source has nothing now, and all that it had has been given on.
+    /// Records that the source has nothing now, and that everything it had has been delivered.
     pub(crate) fn note_source_idle(&mut self, now: Instant) {
         self.quiet.get_or_insert(now);
     }
@@ -203,7 +204,7 @@ impl SourceClock {
         self.watermarks.idle(split);
     }
 
-    /// When a split is idle, if the source has nothing until then.
+    /// When a split becomes idle, if the source has nothing until then.
     fn idle_at(&self, since: Instant) -> Option<Instant> {
         self.quiet.map(|quiet| quiet.max(since) + self.times.idle_after)
     }
@@ -214,7 +215,7 @@ impl SourceClock {
         self.watermarks.end_stream(split);
     }
 
-    /// When it wants to be looked at, although nothing comes.
+    /// When it must be checked even if nothing comes.
     pub(crate) fn due(&self) -> Option<Instant> {
         match &self.origin {
             TimeSource::Rows { .. } => self.idle_at(*self.caught_up.iter().flatten().min()?),
@@ -222,7 +223,7 @@ impl SourceClock {
         }
     }
 
-    /// Looks for splits that are idle by now.
+    /// Checks for splits that have become idle.
     pub(crate) fn check_idle(&mut self, now: Instant) {
         for split in 0..self.caught_up.len() {
             if self.caught_up[split].and_then(|since| self.idle_at(since)).is_some_and(|at| at <= now) {
@@ -231,7 +232,7 @@ impl SourceClock {
         }
     }
 
-    /// What is to be told now: nothing if there was something a moment ago, unless there is time for it.
+    /// The marks to announce now: none if there was one a moment ago, unless the source is waiting.
     pub(crate) fn next_marks(&mut self, now: Instant, waiting: bool) -> Vec<Mark> {
         if !waiting && self.told_at.is_some_and(|told| now - told < TELL_INTERVAL) {
             return Vec::new();
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!((told(&mut clock), clock.latest()), (vec![], EventTime(60)));
     }
 
-    /// One broken record would end all windows, and make every row behind it late.
+    /// One broken record would end all windows, and make every later row late.
     #[test]
     fn times_that_no_row_may_have_tell_nothing() {
         let mut clock = SourceClock::new(WatermarkStrategy::of("at"), &read(vec![], vec![]).schema(), None).unwrap();
@@ -296,8 +297,8 @@ mod tests {
         assert_eq!(latest(&seconds), Some(EventTime(9_000_000)));
     }
 
-    /// Rows that tell no time, of a split that was idle, would stay where windows keep them until something else comes,
-    /// and be late.
+    /// Rows that tell no time, from an idle split, would stay where windows keep them until something else comes, and
+    /// be late.
     #[test]
     fn rows_that_tell_no_time_end_idleness() {
         let begun = Instant::now();
@@ -313,7 +314,7 @@ mod tests {
             clock.rows(split, read(vec![Some(50)], vec![told])).unwrap();
             clock.next_marks(begun, true)
         };
-        // Before any time is known, too.
+        // Even before any time is known.
         for (told, active) in [(None, vec![]), (None, vec![at(i64::MIN)]), (Some(15), vec![at(15)])] {
             assert_eq!(rows(&mut clock, 0, told), active);
             assert_eq!(silent(&mut clock, 0), [Mark::Idle]);
@@ -322,15 +323,15 @@ mod tests {
         assert_eq!(silent(&mut clock, 0), [Mark::Idle]);
         clock.rows(0, read(vec![], vec![])).unwrap();
         assert_eq!((clock.next_marks(begun, true), silent(&mut clock, 0)), (vec![], vec![]), "no row has come");
-        // It holds back time again while its rows come, and not when it is silent.
+        // It holds back time again while its rows come, and not while it is silent.
         assert_eq!(rows(&mut clock, 1, Some(20)), [at(20)]);
         assert_eq!(rows(&mut clock, 0, None), []);
         assert_eq!(rows(&mut clock, 1, Some(30)), []);
         assert_eq!(silent(&mut clock, 0), [at(30)]);
     }
 
-    /// A split whose rows wait behind others, because there is no room for these, would be taken for idle, and its rows
-    /// would be late; one that is idle beside one that always has rows would hold time back for ever.
+    /// A split whose rows wait behind others for lack of room must not count as idle, since its rows would be late.
+    /// An idle split beside one that always has rows must not hold time back forever.
     #[test]
     fn a_split_is_idle_when_its_source_has_looked() {
         let begun = Instant::now();
@@ -354,14 +355,14 @@ mod tests {
         assert_eq!(clock.due(), None);
         rows(&mut clock, 1, 2);
         assert_eq!(told(&mut clock, after(1000)), [at(2)]);
-        // The other one goes on, and the source says that this one does not.
+        // The other one continues, and the source reports that this one does not.
         clock.note_idle(1, after(1000));
         clock.note_idle(1, after(1009));
         rows(&mut clock, 0, 60);
         assert_eq!(told(&mut clock, after(2000)), []);
         clock.note_idle(1, after(1010));
         assert_eq!(told(&mut clock, after(2000)), [at(60)]);
-        // Or it has nothing at all, for so long.
+        // Or it has nothing at all for this long.
         rows(&mut clock, 1, 61);
         clock.note_idle(1, after(3000));
         clock.note_source_idle(after(3500));
@@ -374,8 +375,8 @@ mod tests {
         assert_eq!(told(&mut clock, after(4011)), [at(70)]);
     }
 
-    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late that
-    /// are not.
+    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late
+    /// that are not.
     #[test]
     fn arrival_never_goes_back() {
         let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));

@@ -1,13 +1,11 @@
-//! Streams without an end: time, and what is done at a barrier.
+//! Unbounded streams: time, and what happens at a barrier.
 //!
-//! | module       | what is in it                                                              |
-//! |--------------|----------------------------------------------------------------------------|
-//! | `overtake`   | barriers that do not wait for the rows before them                         |
-//! | `clock`      | the time of a source                                                       |
-//! | `at_most_once` | rows that wait where they were read: at most once                          |
-//! | `standing`   | where sources' time stands, which split holds it back, and when to warn    |
-//! | [`source`]   | what streams come from: splits, their event times, where they stand        |
-//! | [`sink`]     | where they go: rows that appear when their checkpoint is durable           |
+//! | module         | contents                                                      |
+//! |----------------|---------------------------------------------------------------|
+//! | `clock`        | the time of a source                                          |
+//! | `at_most_once` | rows that wait where they were read: at most once             |
+//! | [`source`]     | where streams come from: splits, their event times, positions |
+//! | [`sink`]       | where they go: rows appear when their checkpoint is durable   |
 
 mod at_most_once;
 pub(crate) mod clock;

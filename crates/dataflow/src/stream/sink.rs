@@ -1,9 +1,9 @@
-//! Sinks of streams: rows appear outside when the checkpoint that they belong to is durable, and once, whatever happens
-//! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest is there. What is prepared is part
-//! of the checkpoint, so a job that goes on from it commits first.)
+//! Sinks of streams: rows appear outside when their checkpoint is durable, and only once, whatever happens in
+//! between. (Two-phase commit: *prepare* at the barrier, *commit* when the manifest exists. What is prepared is part
+//! of the checkpoint, so a job that resumes from it commits first.)
 //!
-//! Without checkpoints rows are prepared and committed every second: then what a failure interrupts may be lost. At
-//! most once, that is done at every barrier, and checkpoints know nothing of it.
+//! Without checkpoints, rows are prepared and committed every second; what a failure interrupts may then be lost. In
+//! at-most-once mode this happens at every barrier, and checkpoints know nothing about it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,12 +26,12 @@ use crate::rebalance::Moves;
 use crate::task::TaskContext;
 use crate::work::StepWork;
 
-/// How often a row may appear at a sink when its job fails and goes on.
+/// How often a row may appear at a sink when its job fails and resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeliveryGuarantee {
-    /// Not at all, or once.
+    /// Never or once.
     AtMostOnce,
-    /// Once, or more often.
+    /// Once or more often.
     AtLeastOnce,
     /// Once, if sources can be read again and the job makes checkpoints.
     ExactlyOnce,
@@ -47,12 +47,12 @@ impl fmt::Display for DeliveryGuarantee {
     }
 }
 
-/// Between commits without checkpoints.
+/// The time between commits without checkpoints.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where streams go. A copy of a sink task has one.
+/// Where streams go. Each copy of a sink task has one.
 pub trait Sink: Send {
-    /// Looks whether it can do what it promises, before it is given anything.
+    /// Checks whether it can do what it promises, before it receives anything.
     ///
     /// # Errors
     /// Fails the task.
@@ -60,29 +60,29 @@ pub trait Sink: Send {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Takes rows. They need not appear anywhere yet.
+    /// Accepts rows, which need not appear anywhere yet.
     ///
     /// # Errors
     /// Fails the task.
     fn write(&mut self, rows: RecordBatch) -> BoxFuture<'_, Result<(), TaskError>>;
 
-    /// Makes what was written since the last call ready to be committed. Returns what [`Sink::commit`] needs, also in
-    /// another process on another host; no bytes, when there is nothing.
+    /// Makes what was written since the last call ready to be committed. Returns what [`Sink::commit`] needs, even in
+    /// another process on another host; no bytes if there is nothing.
     ///
     /// # Errors
     /// Fails the task.
     fn prepare(&mut self, epoch: u64) -> BoxFuture<'_, Result<Bytes, TaskError>>;
 
-    /// Makes what was prepared appear. May be called again with the same, after a failure, perhaps by another copy: the
-    /// second time changes nothing.
+    /// Makes what was prepared appear. May be called again with the same bytes after a failure, perhaps on another
+    /// copy: the second call changes nothing.
     ///
     /// # Errors
     /// Fails the task.
     fn commit(&mut self, prepared: Bytes) -> BoxFuture<'_, Result<(), TaskError>>;
 
-    /// What it keeps in memory until the next `prepare`, as a part of what it may. From a half on it is asked for that
-    /// soon, and from 1 on it is given no rows that need not come before, or before the end of a checkpoint whose
-    /// barrier overtakes rows.
+    /// How much it keeps in memory until the next `prepare`, as a fraction of what it may. From a half on, `prepare`
+    /// is called soon. From 1 on it receives only rows that must precede it, or the end of a checkpoint whose barrier
+    /// overtakes rows.
     fn fullness(&self) -> f64 {
         0.0
     }
@@ -113,7 +113,7 @@ impl Sink for Box<dyn Sink> {
     }
 }
 
-/// What checkpoints call what a copy has prepared at an epoch
+/// The name in checkpoints of what a copy has prepared at an epoch
 /// ([`RestoredState::split_names`](crate::checkpoint::RestoredState::split_names)).
 pub fn split_name(epoch: u64, copy: u32) -> String {
     format!("{epoch}.{copy}")
@@ -125,14 +125,14 @@ enum SinkEvent {
     Durable,
     /// Without checkpoints: it is time to commit.
     Tick,
-    /// Something has changed for a sink that is full: look again whether it may take rows.
+    /// Something has changed for a full sink: check again whether it may accept rows.
     Changed,
 }
 
-/// What is prepared and not committed, by epoch, with the name of its split.
+/// What is prepared but not committed, by epoch, with the name of its split.
 type PreparedSplits = BTreeMap<(u64, String), Bytes>;
 
-/// A sink that runs. Events come one at a time, from [`SinkDriver::next_event`].
+/// A running sink. Events come one at a time, from [`SinkDriver::next_event`].
 struct SinkDriver<'a, S> {
     context: &'a TaskContext,
     states: Option<&'a CopyStates>,
@@ -145,9 +145,9 @@ struct SinkDriver<'a, S> {
     tick: Instant,
     /// The epoch of the last barrier. Without checkpoints there is one for each tick.
     last: u64,
-    /// The last epoch that is durable.
+    /// The last durable epoch.
     done: u64,
-    /// Behind which epoch a checkpoint was asked for.
+    /// The epoch after which a checkpoint was requested.
     asked: Option<u64>,
     prepared: PreparedSplits,
     inputs: Inputs,
@@ -188,7 +188,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         }
     }
 
-    /// Commits what the checkpoint has that the job resumes from.
+    /// Commits what is prepared in the checkpoint from which the job resumes.
     async fn restore(&mut self) -> Result<(), TaskError> {
         let Some(restored) = self.states.and_then(CopyStates::restored) else { return Ok(()) };
         self.last = restored.epoch;
@@ -198,7 +198,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             let epoch = epoch.ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no sink made"))?;
             self.prepared.insert((epoch, name.clone()), bytes.clone());
         }
-        // The checkpoint is durable, or the job could not resume from it.
+        // The checkpoint is durable; otherwise the job could not resume from it.
         self.commit(ALL).await
     }
 
@@ -214,7 +214,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         })
     }
 
-    /// Whether the sink takes no rows for now. From half of what it may keep on, it asks to be emptied.
+    /// Whether the sink accepts no rows for now. From half of what it may keep, it requests to be emptied.
     fn is_full(&mut self) -> bool {
         let fullness = self.sink.fullness();
         let Some(states) = self.states else {
@@ -223,15 +223,15 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
             }
             return false;
         };
-        // Before a barrier that comes there are only the rows that are on their way already.
+        // Before a coming barrier there are only the rows that are already on their way.
         if self.barriers.borrow().as_ref().is_some_and(|barrier| barrier.epoch > self.last) {
             return false;
         }
         if fullness >= 0.5 && self.asked.replace(self.last) != Some(self.last) {
             states.request_checkpoint(self.last);
         }
-        // A full sink must not hold up a checkpoint under way. That needs what comes after its barrier only if the
-        // barrier has overtaken rows: then senders get to the barrier when these rows have gone on.
+        // A full sink must not hold up a checkpoint in progress. That needs what comes after its barrier only if the
+        // barrier has overtaken rows: senders then reach the barrier only when these rows have moved on.
         let may_wait = self.done >= self.last || *self.unaligned_epochs.borrow() < self.last;
         fullness >= 1.0 && may_wait
     }
@@ -268,7 +268,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         if let Some(states) = self.states {
             states.save(barrier.epoch, true, snapshot(&self.prepared));
             if barrier.route_of(self.context.task()).is_some() {
-                // It keeps nothing by key: to know that others come is all.
+                // It keeps nothing by key: knowing that other rows will come is enough.
                 states.moved(&Moves::default(), MoveReport { epoch: barrier.epoch, ..MoveReport::default() });
             }
         }
@@ -276,8 +276,8 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Prepares an epoch. Commits it `at_once` if no checkpoint is to know of it: with at most once, whoever resumes
-    /// from the checkpoint would commit it again.
+    /// Prepares an epoch. Commits it `at_once` if no checkpoint may contain it: in at-most-once mode, a job that
+    /// resumes from the checkpoint would commit it again.
     async fn prepare(&mut self, epoch: u64, at_once: bool) -> Result<(), TaskError> {
         let bytes = self.sink.prepare(epoch).await?;
         if bytes.is_empty() {
@@ -290,7 +290,7 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         Ok(())
     }
 
-    /// Commits what belongs to `epoch` and before, in order.
+    /// Commits everything up to `epoch`, in order.
     async fn commit(&mut self, epoch: u64) -> Result<(), TaskError> {
         while let Some(entry) = self.prepared.first_entry().filter(|entry| entry.key().0 <= epoch) {
             self.sink.commit(entry.get().clone()).await?;
@@ -304,8 +304,8 @@ impl<'a, S: Sink> SinkDriver<'a, S> {
         self.prepare(self.last + 1, self.context.at_most_once()).await?;
         let Some(states) = self.states else { return self.commit(ALL).await };
         states.end(snapshot(&self.prepared)).await?;
-        // Others may go on for long. A checkpoint of an epoch whose barrier has not come here was made when this end
-        // was known, and has it.
+        // Others may continue for long. A checkpoint of an epoch whose barrier has not come here was made when this
+        // end was known, and contains it.
         loop {
             let epoch = *self.durable.borrow_and_update();
             let was_left = !self.prepared.is_empty();

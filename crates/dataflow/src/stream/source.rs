@@ -1,6 +1,6 @@
-//! Sources of streams: what is read in *splits* (a partition, a file, a generator's share), each with a time of its own
-//! and a place to go on from. One driver asks a source for rows, tells time from them, and saves where it stands at
-//! barriers.
+//! Sources of streams: they read *splits* (a partition, a file, a generator's share), each with its own time and a
+//! position to resume from. One driver asks a source for rows, derives time from them, and saves the source's
+//! position at barriers.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,29 +25,28 @@ use crate::source_progress::SourceTracker;
 use crate::task::TaskContext;
 use crate::work::{CALL, QUEUE};
 
-/// No batch has so many rows: a source that may give as many need not be told.
+/// No batch has this many rows: a source that may yield as many need not be told.
 const MANY_ROWS: u64 = 1 << 20;
 
-/// What a source has next.
+/// The next event of a source.
 #[derive(Debug)]
 pub enum SourceEvent {
     /// Rows of one of its splits, which it numbers from 0.
     Rows {
         /// The split.
         split: u32,
-        /// Its next rows, in its order.
+        /// The split's next rows, in order.
         rows: RecordBatch,
-        /// What was met between them and is no row, for the task's second output port, if it has one. It comes with
-        /// them, so that a snapshot is behind both or neither.
+        /// Records between them that cannot be made rows, for the task's second output port, if it has one. They come
+        /// with the rows, so that a snapshot is behind both or neither.
         bad: Option<RecordBatch>,
     },
-    /// A split has been read as far as there is anything. A source whose other splits go on says it again now and then,
-    /// so that the split is found to be idle: of one that always has something else to give it is not known what waits
-    /// behind that.
+    /// A split has no more for now. A source whose other splits continue repeats this now and then, so that the split
+    /// is found to be idle: if a source always has something else to deliver, nobody knows what waits behind that.
     Idle {
         /// The split.
         split: u32,
-        /// When there was nothing more: it may be told a while later.
+        /// When there was nothing more, which may be reported a while later.
         at: Instant,
     },
     /// A split is over.
@@ -55,47 +54,47 @@ pub enum SourceEvent {
         /// The split.
         split: u32,
     },
-    /// Nothing will come any more.
+    /// Nothing more will come.
     End,
 }
 
 impl SourceEvent {
-    /// Rows of a split, all of them good.
+    /// Rows of a split, all of them valid.
     pub fn rows(split: u32, rows: RecordBatch) -> Self {
         SourceEvent::Rows { split, rows, bad: None }
     }
 }
 
-/// The port that rows leave a source by, and that of what is no row.
+/// The ports by which rows, and records that are not rows, leave a source.
 const ROWS_PORT: usize = 0;
 const BAD_PORT: usize = 1;
 
-/// What streams come from. A copy of a source task has one.
+/// Where streams come from. Each copy of a source task has one.
 ///
-/// It is asked one thing at a time. A source that waits for the world outside waits in `poll_next`, which may be left
-/// and asked again at any time: nothing may get lost with it.
+/// Its methods are called one at a time. A source waits for the outside world in `poll_next`, which may be abandoned
+/// and called again at any time: nothing may get lost by that.
 pub trait Source: Send {
-    /// What comes next.
+    /// Returns the next event.
     ///
     /// # Errors
     /// Fails the task.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>>;
 
-    /// Where it stands, behind all rows that it has given: of each split a name that stays the same, and what it needs
-    /// to go on from here. The names of splits that are over stay too, else they would be read again.
+    /// Its position after all rows that it has delivered: for each split a stable name, and what it needs to resume
+    /// from there. The names of ended splits stay too; otherwise they would be read again.
     ///
     /// # Errors
     /// Fails the task.
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError>;
 
-    /// What people call a split, such as a file or a partition of a topic.
+    /// What users call a split, such as a file or a partition of a topic.
     fn split_name(&self, split: u32) -> String {
         format!("split {split}")
     }
 
-    /// What every copy is to know when the job goes on, by name
-    /// ([`RestoredState::shared`](crate::checkpoint::RestoredState::shared)): such as the splits that there are, so
-    /// that one that comes later is taken by one copy, however splits were dealt.
+    /// What every copy should know when the job resumes, by name
+    /// ([`RestoredState::shared`](crate::checkpoint::RestoredState::shared)): for example the existing splits, so
+    /// that one copy takes a later one, however splits were assigned.
     ///
     /// # Errors
     /// Fails the task.
@@ -103,41 +102,41 @@ pub trait Source: Send {
         Ok(Vec::new())
     }
 
-    /// The snapshot that is asked for next is that of `epoch`. Behind its end a source is not told any.
+    /// Announces that the next requested snapshot is that of `epoch`. After its end, a source gets no such calls.
     fn barrier(&mut self, epoch: u64) {
         let _ = epoch;
     }
 
-    /// The checkpoint of `epoch` is durable: nothing before that snapshot will be asked for again.
+    /// Announces that the checkpoint of `epoch` is durable: nothing before that snapshot will be requested again.
     fn durable(&mut self, epoch: u64) {
         let _ = epoch;
     }
 
-    /// Whoever has its rows takes a moment for so many: larger batches only make barriers wait. A source need not heed
-    /// it.
+    /// Announces that the receiver needs a moment for this many rows: larger batches only delay barriers. A source
+    /// may ignore it.
     fn limit_rows(&mut self, rows: usize) {
         let _ = rows;
     }
 
-    /// Whether it gives rows again that lie behind the place it begins at. Those of another one cannot come twice, so
-    /// with at most once they do not wait for checkpoints.
+    /// Whether it can deliver rows again that follow the position it starts from. Rows of other sources cannot come
+    /// twice, so in at-most-once mode they do not wait for checkpoints.
     fn is_replayable(&self) -> bool {
         true
     }
 
-    /// Whether it stays until its last snapshot is durable ([`Source::durable`] with the highest number there is, if
-    /// that is its end), and then calls [`finish`](Source::finish).
+    /// Whether it stays until its last snapshot is durable (announced by [`Source::durable`], with the highest number
+    /// there is if the snapshot is that of its end), and then calls [`finish`](Source::finish).
     fn finishes_after_commit(&self) -> bool {
         false
     }
 
-    /// Whether these are said again when the job goes on and its copy had come to its end before: it may have failed
+    /// Whether these calls are repeated when the job resumes and its copy had ended before, since it may have failed
     /// just then.
     fn finish_is_idempotent(&self) -> bool {
         false
     }
 
-    /// What is left to do outside, such as to wait until acknowledgements have arrived.
+    /// Does what is left to do outside, such as waiting until acknowledgments have arrived.
     ///
     /// # Errors
     /// Fails the task.
@@ -152,7 +151,7 @@ pub type MakeSource = Arc<dyn Fn(&TaskContext) -> Result<Box<dyn Source>, TaskEr
 /// Lists the local files that a source would read.
 ///
 /// # Errors
-/// A folder that cannot be read, naming it.
+/// A folder that cannot be read; the error names it.
 pub type ListFiles = Arc<dyn Fn() -> Result<Vec<String>, TaskError> + Send + Sync>;
 
 impl Source for Box<dyn Source> {
@@ -206,44 +205,44 @@ impl Source for Box<dyn Source> {
 pub struct WatermarkStrategy {
     /// The column with each row's event time: a timestamp or a date.
     pub column: String,
-    /// How much earlier a row may be than the latest of its split before it; rows that are later than that are late.
+    /// How much earlier a row may be than the latest earlier row of its split; rows beyond that are late.
     pub out_of_order: Duration,
-    /// A split that has been read as far as there is anything, for so long, holds time back no longer. What counts is
-    /// how far the source has read, not how long its rows wait for room.
+    /// A split that has had nothing more for this long no longer holds time back. What counts is how far the source
+    /// has read, not how long its rows wait for room.
     pub idle_after: Duration,
-    /// What says how far time is.
+    /// What determines how far time has advanced.
     pub origin: WatermarkOrigin,
 }
 
-/// What says how far the time of a source is.
+/// What determines how far the time of a source has advanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatermarkOrigin {
     /// Its rows: a split's time is the latest of them, less [`WatermarkStrategy::out_of_order`].
     Latest,
-    /// Another column: where it has a value, no row of its split that comes later has an earlier time.
+    /// Another column: where it has a value, no later row of its split has an earlier time.
     Column(String),
-    /// The machine's clock, also when no row comes. The source adds the column: the time at which a row was read.
+    /// The machine's clock, even when no row comes. The source adds the column: the time at which a row was read.
     Arrival,
 }
 
 impl WatermarkStrategy {
-    /// Told by `column`, whose rows come in order; a split without rows for a second is idle.
+    /// Time from `column`, whose rows come in order; a split without rows for a second is idle.
     pub fn of(column: impl Into<String>) -> Self {
         let (column, idle_after) = (column.into(), Duration::from_secs(1));
         WatermarkStrategy { column, out_of_order: Duration::ZERO, idle_after, origin: WatermarkOrigin::Latest }
     }
 
-    /// With something else to say how far it is.
+    /// Changes what determines how far time has advanced.
     #[must_use]
     pub fn origin(mut self, origin: WatermarkOrigin) -> Self {
         self.origin = origin;
         self
     }
 
-    /// What a source's rows are, which are read with this schema.
+    /// The schema of a source's rows, which are read with the schema `read`.
     ///
     /// # Errors
-    /// In words, when a column is missing or tells no time, or is there that would be added.
+    /// A description, if a column is missing or does not tell time, or if the column to be added already exists.
     pub fn schema(&self, read: &SchemaRef) -> Result<SchemaRef, String> {
         match &self.origin {
             WatermarkOrigin::Arrival if read.column_with_name(&self.column).is_some() => Err(format!(
@@ -267,14 +266,14 @@ impl WatermarkStrategy {
         }
     }
 
-    /// With rows that may be so much out of order.
+    /// Allows rows to be out of order by this much.
     #[must_use]
     pub fn out_of_order(mut self, by: Duration) -> Self {
         self.out_of_order = by;
         self
     }
 
-    /// With splits idle after so long.
+    /// Makes splits idle after this long.
     #[must_use]
     pub fn idle_after(mut self, idle: Duration) -> Self {
         self.idle_after = idle;
@@ -285,7 +284,7 @@ impl WatermarkStrategy {
 /// The position of a column that holds event times.
 ///
 /// # Errors
-/// In words, when there is none or it is of another type.
+/// A description, if there is no such column or it has another type.
 pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
     let at = tidemill_batch::schema::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
     match schema.field(at).data_type() {
@@ -305,17 +304,17 @@ enum DriverEvent {
     Idle,
 }
 
-/// What comes after an event.
+/// What to do after an event.
 enum AfterEvent {
     Continue,
-    /// Nobody wants more rows. That is an end like any other: the places of its splits are kept.
+    /// Nobody wants more rows. This is an end like any other: the positions of its splits are kept.
     End,
     /// The job stops at the barrier of this epoch.
     Stop(u64),
 }
 
-/// What it takes lately to send rows: much where their receivers are slow, or the links there. A source is told to give
-/// few at a time then, as barriers pass between two batches.
+/// How long it has recently taken to send rows: long if their receivers or links are slow. The source is then told to
+/// deliver few at a time, since barriers pass between two batches.
 #[derive(Default)]
 struct SendTimes {
     rows: u64,
@@ -323,7 +322,7 @@ struct SendTimes {
 }
 
 impl SendTimes {
-    /// So many rows were sent in this time. Of what was before an eighth is forgotten.
+    /// Records that this many rows were sent in this time. An eighth of the earlier total fades each time.
     fn note(&mut self, rows: usize, time: Duration) {
         if rows > 0 {
             self.rows = self.rows - self.rows / 8 + rows as u64;
@@ -336,29 +335,29 @@ impl SendTimes {
     }
 }
 
-/// A source that runs. Events come one at a time, from [`SourceDriver::next_event`].
+/// A running source. Events come one at a time, from [`SourceDriver::next_event`].
 struct SourceDriver<'a, S> {
     states: Option<&'a CopyStates>,
     barriers: watch::Receiver<Option<Barrier>>,
     durable: watch::Receiver<u64>,
     place: SourceTracker,
     clock: Option<SourceClock>,
-    /// Rows that wait for a durable checkpoint: at most once.
+    /// Rows that wait for a durable checkpoint, in at-most-once mode.
     held: Option<AtMostOnceBuffer>,
-    /// The last thing that the source said is that it has nothing for now.
+    /// Whether the source last reported that it has nothing for now.
     waiting: bool,
     ended: bool,
-    /// Rows take whoever gets them so long that the source was told to give few.
+    /// Whether rows take the receiver so long that the source was told to deliver few.
     slow: bool,
-    /// What sending takes.
+    /// How long sending takes.
     sending: SendTimes,
-    /// The last epoch whose checkpoint has what the copy kept before its end.
+    /// The last epoch whose checkpoint has the copy's state from before its end.
     passed: u64,
     outputs: Outputs,
     source: S,
 }
 
-/// Runs a source to its end. `missed`: it tells no time, though others wait for it.
+/// Runs a source to its end. `missed`: it tells no time, although others wait for time.
 pub(crate) async fn drive<S: Source>(
     source: S,
     times: Option<WatermarkStrategy>,
@@ -458,7 +457,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             Ok(()) = self.durable.changed(), if has_states => DriverEvent::Durable,
             next = poll_fn(|context| match source.poll_next(context) {
                 Poll::Ready(next) => Poll::Ready(next.map(DriverEvent::Next)),
-                // What has been collected does not wait with the source.
+                // What has been collected does not wait along with the source.
                 Poll::Pending if !waiting => Poll::Ready(Ok(DriverEvent::Waiting)),
                 Poll::Pending => Poll::Pending,
             }), if has_room => next?,
@@ -507,14 +506,14 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         if !is_wanted {
             return Ok(AfterEvent::End);
         }
-        // One that always has something must not keep its thread for itself.
+        // A source that always has something must not keep its thread for itself.
         tokio::task::yield_now().await;
         Ok(AfterEvent::Continue)
     }
 
     async fn on_durable(&mut self) -> Result<(), TaskError> {
         let epoch = *self.durable.borrow_and_update();
-        // First, so that nobody gives again what goes on now.
+        // First, so that nobody delivers again what is sent on now.
         self.source.durable(epoch);
         if let Some(held) = &mut self.held {
             for next in held.durable(epoch) {
@@ -549,7 +548,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         Ok(snapshot)
     }
 
-    /// Tells others how far the source's time is.
+    /// Tells others how far the source's time has advanced.
     async fn tell_time(&mut self) -> Result<(), TaskError> {
         let is_quiet = self.waiting && self.holds_nothing();
         let Some(clock) = &mut self.clock else { return Ok(()) };
@@ -566,9 +565,9 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         Ok(())
     }
 
-    /// Saves where the source stands for good.
+    /// Saves the source's final position.
     async fn end(mut self) -> Result<(), TaskError> {
-        // Nothing comes any more, so time goes on to the latest row before it ends: for timers that set the next.
+        // Nothing more comes, so time advances to the latest row before the end: for timers that set further timers.
         if let Some(latest) = self.clock.as_ref().map(SourceClock::latest).filter(|&latest| latest > EventTime::MIN) {
             self.outputs.mark(&Mark::Watermark(latest)).await?;
         }
@@ -576,12 +575,12 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         if let Some(states) = self.states {
             states.end(snapshot(&mut self.source, self.clock.as_ref())?).await?;
         }
-        // Any further checkpoint is whole only with this end in it, whatever else the job has to do after it.
+        // Any later checkpoint is complete only if it contains this end, whatever else the job has to do after it.
         leave(self.source, &mut self.durable, (self.passed + 1, ALL)).await
     }
 }
 
-/// Sends rows on, or notes what is told of a split.
+/// Sends rows on, or records what is reported about a split.
 async fn give(next: SourceEvent, clock: &mut Option<SourceClock>, outputs: &mut Outputs) -> Result<(), TaskError> {
     match (next, clock) {
         (SourceEvent::Rows { split, rows, bad }, clock) => {
@@ -601,8 +600,8 @@ async fn give(next: SourceEvent, clock: &mut Option<SourceClock>, outputs: &mut 
     Ok(())
 }
 
-/// Lets a source that has last words say them, when its last snapshot is durable: with the checkpoint of the first
-/// epoch, or one after it. It is told the second.
+/// Lets a source that has something left to do finish, once its last snapshot is durable: with the checkpoint of the
+/// first epoch, or a later one. It is told the second epoch.
 async fn leave<S: Source>(
     mut source: S,
     durable: &mut watch::Receiver<u64>,
