@@ -159,7 +159,7 @@ impl Cluster {
                 return bad(format!("worker {} cannot die: the last worker is {}", failure.rank, workers - 1));
             }
             if failure.at_s.is_nan() || failure.at_s < 0.0 {
-                return bad(format!("worker {} cannot die at {} s, which is before 0", failure.rank, failure.at_s));
+                return bad(format!("worker {} cannot die at {} s; give 0 or later", failure.rank, failure.at_s));
             }
         }
         match self.shared_cores {

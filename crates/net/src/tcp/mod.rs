@@ -84,7 +84,7 @@ impl TcpTransport {
         Ok(TcpTransport {
             only: peers.clone().next().filter(|_| peers.count() == 1),
             peers: table,
-            untold: Vec::new(),
+            unreported: Vec::new(),
             closing: Vec::new(),
             dialer,
             epoll,
@@ -204,7 +204,7 @@ impl TcpTransport {
             let error = self.peer(rank).end.as_ref().map(copy).expect("unreported ends are recorded");
             self.lose(rank, error, sink);
         }
-        !untold.is_empty()
+        !unreported.is_empty()
     }
 
     /// The connection that sends frames to a peer.
@@ -275,7 +275,7 @@ impl Transport for TcpTransport {
                 let error = end.into_error(dest);
                 peer.end = Some(copy(&error));
                 if !self.unreported.contains(&dest) {
-                    self.untold.push(dest);
+                    self.unreported.push(dest);
                 }
                 Err(error)
             }
@@ -287,7 +287,7 @@ impl Transport for TcpTransport {
             return false;
         }
         let mut moved = self.dialer.has_news() && self.take_news(sink);
-        if !self.untold.is_empty() {
+        if !self.unreported.is_empty() {
             moved |= self.tell_ends(sink);
         }
         if let Some((rank, slot)) = self.only_connection() {
