@@ -196,6 +196,7 @@ impl Endpoint {
     /// Runs `step` and progress in turn for a microsecond or two. Returns `None` if not done yet; continue with
     /// [`Endpoint::wait_slice`]. Python calls this before it releases the GIL.
     ///
+    /// # Errors
     /// What `step` returns; the job's fault, if there is one.
     #[inline]
     pub fn poll_briefly<R>(
