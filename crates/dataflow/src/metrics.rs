@@ -124,7 +124,7 @@ pub struct EdgeReport {
     pub remote_blocks: u64,
     /// The bytes of these blocks on the wire.
     pub remote_bytes: u64,
-    /// How long its copies waited for credit, in total; waits count while they last.
+    /// Time its copies waited for credit, together; waits count while they last.
     pub blocked_ns: u64,
     /// The largest number of bytes queued at one of its copies.
     pub queue_bytes_max: u64,

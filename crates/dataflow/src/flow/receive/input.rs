@@ -101,9 +101,9 @@ pub struct Input {
     /// Set if the edges that lead here use rounds; also who saves open rounds.
     rounds: Option<RoundCollector>,
     saved_by: Option<(u32, Arc<CopyStates>)>,
-    /// A barrier that follows the complete rounds.
+    /// Comes there behind the rounds that are complete.
     next_barrier: Option<Barrier>,
-    /// What comes before everything else on an edge with rounds.
+    /// What comes before all else there.
     round_replay: Option<RoundReplay>,
     /// Whether the task is part of a loop: what it waits for may wait for it.
     in_loop: bool,
