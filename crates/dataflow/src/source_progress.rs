@@ -147,8 +147,8 @@ impl StallMonitor {
                 _ => format!("has not begun for {:.0} s, while others are at {ahead}:", stood.as_secs_f64()),
             };
             said.push(format!(
-                "{}, copy {}: the stream's time {stands}: {split} holds it back, and with it all windows; its rows are not read, or tell \
-                 no later time (one that has no more rows holds nothing back after idle_after)",
+                "{}, copy {}: the stream's time {stands}: {split} holds it back, and with it all windows; either its rows are \
+                 not read, or they tell no later time (a split without more rows stops holding time back after idle_after)",
                 source.task, source.copy
             ));
         }

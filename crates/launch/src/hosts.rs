@@ -111,7 +111,7 @@ impl EmulatedCluster {
         self.hosts.retain(|host| !names.contains(&host.name));
         match self.hosts.is_empty() {
             true => Err(format!(
-                "cluster {:?} has no host left but those that the job has been drained of: {}",
+                "the job has been drained of all hosts that are left in cluster {:?}: {}",
                 self.name,
                 names.join(", ")
             )),

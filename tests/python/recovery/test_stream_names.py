@@ -215,8 +215,8 @@ def test_steps_that_change_places(tmp_path: Path, capfd: pytest.CaptureFixture[s
     check("thrice", read)
     with pytest.raises(
         tm.DataSetError,
-        match=r'they hold state of a task "twice", which the job no longer has; a step is found again by the name that step_name\(\) gives it'
-        r'.*call it what it was, with step_name\("twice"\); where it is gone, do without what it kept with drop_state=\["twice"\]',
+        match=r'they hold state of a task "twice", which the job no longer has; checkpoints identify a step by the name that step_name\(\) gives it'
+        r'.*give it the old one with step_name\("twice"\); if it is gone, drop its state with drop_state=\["twice"\]',
     ):
         run("once", "thrice")
     with pytest.raises(

@@ -331,13 +331,13 @@ def test_windows_after_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert run(tens) == 2
     capfd.readouterr()
     assert run(tens) == 0
-    assert "nothing to do, for its windows and other steps have given what they kept" in capfd.readouterr().err
+    assert "nothing to do, since its windows and other steps" in capfd.readouterr().err
     with pytest.raises(
         tm.DataSetError, match=r"it held windows of 10000000 us .*, but now holds windows of 1000000 us"
     ):
         run(tm.stream.window(tm.stream.tumbling("1s"), on="at"))
     with pytest.raises(
-        tm.DataSetError, match=r'state of a task "window \d", which the job no longer has; a step is found again by'
+        tm.DataSetError, match=r'state of a task "window \d", which the job no longer has; checkpoints identify a step'
     ):
         run(None)
 

@@ -172,11 +172,11 @@ impl Graph {
             } else if loops.has(edge) && edge.rounds.is_none() {
                 "it is in a loop, where every edge needs an exchange by rounds".into()
             } else if loops.has(edge) && edge.round_unit != RoundUnit::Message {
-                "it is in a loop, where a round is a message: let it go by rounds of messages".into()
+                "it is in a loop, where a round is a message: use rounds of messages".into()
             } else if edge.feedback && others().next().is_some() {
-                "another edge leads to the same port; an edge that leads back needs a port of its own".into()
+                "another edge leads to the same port; an edge that leads back needs a separate port".into()
             } else if others().any(|(_, other)| other.rounds.is_some() != edge.rounds.is_some()) {
-                "of the edges that lead to its port some go by rounds and some do not".into()
+                "some of the edges to its port use rounds, and some do not".into()
             } else {
                 continue;
             };

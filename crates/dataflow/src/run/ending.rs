@@ -76,7 +76,7 @@ impl Ending {
         fault: Option<ReportedFault>,
     ) -> Result<Vec<RoundMessage>, String> {
         if round >= self.rounds() || self.predecessor(round) != from || self.heard[round as usize].is_some() {
-            return Err(format!("the end of round {round}, which it was not to send"));
+            return Err(format!("the end of round {round} out of turn"));
         }
         self.heard[round as usize] = Some(fault);
         Ok(self.advance())

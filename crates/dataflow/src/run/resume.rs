@@ -322,8 +322,8 @@ impl ResumePlan {
         let ended = format!("job \"{job}\" had finished, at checkpoint {epoch} in {place}");
         if self.members.iter().any(|member| member.schema.is_some()) {
             notice!(
-                "{ended}: nothing to do, for its windows and other steps have given what they kept; let it begin anew in another \
-                 place, or stop it before its end (`tidemill stop`, stop_when=) where it is to go on"
+                "{ended}: nothing to do, since its windows and other steps have delivered all that they kept; start fresh in \
+                 another place, or stop a job that should resume before it ends (`tidemill stop`, stop_when=)"
             );
             return manifest;
         }
@@ -356,10 +356,10 @@ impl ResumePlan {
                 }
                 false => {
                     format!(
-                        "; a step is found again by the name that step_name() gives it, or by its kind and its number in the order of the program, \
-                         a source by what it reads: start the program with the steps and sources that it had; where this one has another name or \
-                         number now, call it what it was, with step_name(\"{name}\"); where it is gone, do without what it kept with \
-                         drop_state=[\"{name}\"], or begin anew in another place"
+                        "; checkpoints identify a step by the name that step_name() gives it, or by its kind and its number in the program, \
+                         and a source by what it reads: start the program with the steps and sources that it had; if this one now has another \
+                         name or number, give it the old one with step_name(\"{name}\"); if it is gone, drop its state with \
+                         drop_state=[\"{name}\"], or start fresh in another place"
                     )
                 }
             };
@@ -421,16 +421,16 @@ impl ResumePlan {
 fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), DataflowError> {
     if let Some(edge) = flow.edges.iter().find(|edge| edge.feedback) {
         return Err(DataflowError::Checkpoint(format!(
-            "edge {} leads back, and a job with a loop makes no checkpoints: what goes round in it would be lost; run the \
-             loop in a graph of its own, which a function of the job can spawn, or the job without checkpoints",
+            "edge {} leads back, and a job with a loop makes no checkpoints: what circulates in it would be lost; run the \
+             loop in a separate graph, which a function of the job can spawn, or run the job without checkpoints",
             edge.name
         )));
     }
     let by_rows = |edge: &&FlowEdge| matches!(edge.round_unit, RoundUnit::Rows(_));
     if let Some(edge) = flow.edges.iter().find(by_rows) {
         return Err(DataflowError::Checkpoint(format!(
-            "edge {} goes by rounds of rows, and checkpoints do not know how far a sender is in one: let its messages be \
-             the rounds, and have that many rows, or let the checkpoints' epochs be",
+            "edge {} goes by rounds of rows, and checkpoints do not record how far a sender is in one: use messages of \
+             that many rows as rounds, or the checkpoints' epochs",
             edge.name
         )));
     }

@@ -352,7 +352,7 @@ fn lowered(graph: &Graph) -> Result<FlowGraph, TaskError> {
     let plan = PlacementPlan { tasks: graph.tasks.iter().map(place).collect() };
     let flow = lower(graph, &edges, &plan, &WorkerNetwork { hosts: vec![0], model: CostModel::TYPICAL });
     if flow.tasks.len() > graph.tasks.len() {
-        return Err("exchanges that work on rows have no part in a story".into());
+        return Err("a simulated graph cannot contain exchanges that work on rows".into());
     }
     Ok(flow)
 }

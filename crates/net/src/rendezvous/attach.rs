@@ -286,8 +286,8 @@ impl<'a> Arrival<'a> {
         let (me, parent) = (self.config.rank, self.tree.parent(self.config.rank).expect("only rank 0 has none"));
         let waited_s = ATTACH_TIMEOUT.as_secs();
         let text = format!(
-            "worker {me} could not reach worker {parent}, through which it is to hear of the job, within {waited_s} s; \
-             last attempt: {failed}"
+            "worker {me} could not reach worker {parent}, its parent on the control plane, within {waited_s} s; last \
+             attempt: {failed}"
         );
         // Rank 0 tells the others.
         self.root.queue(ControlKind::Failed, me, text.as_bytes());

@@ -23,7 +23,7 @@ pub(super) fn allow(me: Rank, size: u32) {
     {
         notice!(
             me,
-            "at the start of a job of {size} workers rank 0 needs some {needed} descriptors, but may have {hard}: where \
+            "at the start of a job of {size} workers, rank 0 needs about {needed} descriptors, but may have {hard}: if \
              workers cannot join, raise the hard limit on its host (ulimit -Hn; LimitNOFILE= of a service, --ulimit \
              nofile of a container)"
         );

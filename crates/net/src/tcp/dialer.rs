@@ -317,7 +317,7 @@ impl DialLoop {
                     if !dial.noticed && now - dial.since > NOTICE_AFTER {
                         dial.noticed = true;
                         let error = dial.attempt.last_error();
-                        notice!(self.rank, "cannot connect to worker {peer} yet, and tries again: {error}");
+                        notice!(self.rank, "cannot connect to worker {peer} yet, retrying: {error}");
                     }
                     self.dials.insert(peer, dial);
                 }
@@ -369,7 +369,7 @@ impl DialLoop {
                 if !called {
                     self.forget_unconfirmed(peer, |_| {});
                 }
-                self.failed(peer, DialFailure::Refused(format!("this worker's system refuses: {error}")));
+                self.failed(peer, DialFailure::Refused(format!("this worker's system refused: {error}")));
             }
         }
     }
