@@ -48,7 +48,7 @@ pub(crate) struct GraphEdge {
     pub sources: Vec<PortRef>,
     pub target: PortRef,
     pub exchange: Arc<dyn Exchange>,
-    /// It leads back, and makes a loop.
+    /// Whether it leads back and so closes a loop.
     pub feedback: bool,
 }
 
@@ -66,7 +66,7 @@ impl Graph {
         Graph { name: name.into(), tasks: Vec::new(), edges: Vec::new() }
     }
 
-    /// Its name in messages to people.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -93,7 +93,8 @@ impl Graph {
         self.connect_all(vec![source.into()], target, exchange)
     }
 
-    /// An edge of an exchange that takes several sources, such as a join: their order is the exchange's.
+    /// Adds an edge for an exchange that takes several sources, such as a join, in the order that the exchange
+    /// expects.
     pub fn connect_all(
         &mut self,
         sources: Vec<PortRef>,
@@ -105,12 +106,12 @@ impl Graph {
         self
     }
 
-    /// Sends what comes out of `source` back to `target`, from which it comes: a loop. All edges of a loop go by
-    /// [`Rounds`](crate::exchange::Rounds), and nothing else leads to the port. Tasks stay alive from round to round,
-    /// and end the loop when they return.
+    /// Sends the output of `source` back to `target`, from which it derives: a loop. All edges of a loop use
+    /// [`Rounds`](crate::exchange::Rounds), and no other edge leads to the port. Tasks stay alive from round to
+    /// round, and end the loop when they return.
     ///
-    /// What goes back waits at the target however much it is: senders that waited for a receiver which sends to them
-    /// would wait forever. So a task takes a round for each that it sends.
+    /// What is sent back waits at the target, however much it is: a sender that waited for a receiver which sends to
+    /// it would wait forever. So a task must receive a round for each that it sends.
     pub fn feedback(
         &mut self,
         source: impl Into<PortRef>,
@@ -127,7 +128,7 @@ impl Graph {
         &self.tasks[task.0].name
     }
 
-    /// Its tasks' names, in the order they were added.
+    /// Its tasks' names, in the order in which they were added.
     pub fn tasks(&self) -> impl Iterator<Item = &str> {
         self.tasks.iter().map(|task| task.name.as_str())
     }

@@ -1,5 +1,5 @@
-//! Operators: tasks without a loop of their own. One driver feeds them batches, sends their output with backpressure,
-//! and flushes exchanges when idle.
+//! Operators: tasks without their own loop. One driver feeds them batches, sends their output with backpressure, and
+//! flushes exchanges when idle.
 
 mod handover;
 mod output_time;
@@ -22,7 +22,7 @@ use crate::work::StepWork;
 pub(crate) use output_time::OutputMarks;
 pub use output_time::OutputTime;
 
-/// Batches on their way out of an operator, by output port.
+/// Batches that an operator has emitted, by output port.
 #[derive(Debug, Default)]
 pub struct Emitter(Vec<(usize, RecordBatch)>);
 
@@ -37,17 +37,17 @@ impl Emitter {
         self.0.push((port, batch));
     }
 
-    /// What has been emitted since this was called last.
+    /// What has been emitted since the last call.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, RecordBatch)> {
         self.0.drain(..)
     }
 }
 
-/// Parts of buckets on their way to another copy: of which bucket each is, and what it is.
+/// Parts of buckets on their way to another copy, each with its bucket.
 pub struct ReleasedParts(Box<dyn Iterator<Item = Result<(u32, Bytes), TaskError>> + Send>);
 
 impl ReleasedParts {
-    /// Parts that are made when they are asked for.
+    /// Parts that are produced lazily.
     pub fn new(parts: impl Iterator<Item = Result<(u32, Bytes), TaskError>> + Send + 'static) -> Self {
         ReleasedParts(Box::new(parts))
     }
@@ -76,27 +76,27 @@ pub enum EmitStatus {
     Done,
 }
 
-/// What is done with batches. Calls come one at a time.
+/// Processes batches. Calls come one at a time.
 pub trait Operator: Send {
-    /// Is called once, before all else.
+    /// Called once, before everything else.
     fn begin(&mut self, context: &TaskContext) {
         let _ = context;
     }
 
-    /// Whether it calls functions of the program for rows, which may take any time: then it gets no more rows at once
-    /// than take a moment, by what calls before have taken, and barriers and time pass between. Asked once.
+    /// Whether it calls functions of the program for rows, which may take any time: then it receives only as many
+    /// rows at once as take a moment, judging by earlier calls, and barriers and time pass in between. Asked once.
     fn calls_program(&self) -> bool {
         false
     }
 
-    /// Takes a batch of an input port. What it emits should not be many times what it took: return [`EmitStatus::More`]
-    /// and emit the rest in [`Operator::more`], so that a slow receiver bounds memory.
+    /// Processes a batch of an input port. What it emits should not be many times the input: return
+    /// [`EmitStatus::More`] and emit the rest in [`Operator::more`], so that a slow receiver bounds memory.
     ///
     /// # Errors
     /// Fails the task.
     fn on_batch(&mut self, input: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError>;
 
-    /// An input port has ended.
+    /// Called when an input port has ended.
     ///
     /// # Errors
     /// Fails the task.
@@ -105,8 +105,8 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// Every row with an earlier event time has come, on all ports. Told only to
-    /// [streaming](crate::TaskSpec::streaming) tasks; what is emitted goes out before the time does.
+    /// Called when every row with an earlier event time has arrived, on all ports. Only for
+    /// [streaming](crate::TaskSpec::streaming) tasks; what is emitted is sent before the time is.
     ///
     /// # Errors
     /// Fails the task.
@@ -115,14 +115,14 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// How far its results have come, if they come later than the time that they are of: those behind are told this
-    /// instead of the time of its inputs. Asked after every call; it does not go back.
+    /// How far its results have advanced, if they come later than the time they belong to: later tasks are told this
+    /// instead of the time of its inputs. Asked after every call; it must not go back.
     fn output_time(&self) -> Option<OutputTime> {
         None
     }
 
-    /// Nothing comes for now, and the time of other copies goes on without this one's: what they are to count comes
-    /// before that is told.
+    /// Called when nothing comes for now, and the time of other copies advances without this one: what should count
+    /// before that must be emitted here.
     ///
     /// # Errors
     /// Fails the task.
@@ -131,12 +131,12 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// How often [`Operator::on_tick`] is wanted, by the machine's clock; `None`: never. Asked once.
+    /// How often [`Operator::on_tick`] should be called, by the machine's clock; `None`: never. Asked once.
     fn ticks(&self) -> Option<Duration> {
         None
     }
 
-    /// So much time has passed, whatever has come meanwhile.
+    /// Called when that time has passed, whatever has come meanwhile.
     ///
     /// # Errors
     /// Fails the task.
@@ -145,7 +145,7 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// A barrier is about to pass: what is emitted goes out before it, and need not be kept.
+    /// Called when a barrier is about to pass: what is emitted is sent before it, and need not be saved.
     ///
     /// # Errors
     /// Fails the task.
@@ -154,9 +154,9 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// What it keeps, now that a barrier passes. `whole` asks for all buckets, whole, also those that have become
-    /// empty: what was saved before cannot be built on. It begins with
-    /// [`TaskContext::restored`](crate::TaskContext::restored) when the job goes on from there.
+    /// Its state when a barrier passes. `whole` asks for all buckets, complete, including those that have become
+    /// empty, because nothing can build on earlier snapshots. It starts with
+    /// [`TaskContext::restored`](crate::TaskContext::restored) when the job resumes from there.
     ///
     /// # Errors
     /// Fails the task.
@@ -165,7 +165,7 @@ pub trait Operator: Send {
         Ok(Snapshot::default())
     }
 
-    /// Whether what it keeps by bucket can move to another copy ([`rebalance`](crate::rebalance)): by `release` and
+    /// Whether its state by bucket can move to another copy ([`rebalance`](crate::rebalance)): through `release` and
     /// `acquire`, or because it keeps nothing by bucket; then neither is needed.
     fn moves() -> bool
     where
@@ -174,9 +174,9 @@ pub trait Operator: Send {
         false
     }
 
-    /// Lets go of these buckets, which another copy owns from now on, and returns what that one's `acquire` needs: of
-    /// each any number of parts, in order. They may be made as they are sent, while the other one takes the first ones.
-    /// A snapshot was taken just before.
+    /// Gives up these buckets, which another copy owns from now on, and returns what that copy's `acquire` needs: for
+    /// each bucket any number of parts, in order. They may be produced while they are sent and the other copy already
+    /// receives the first ones. A snapshot was taken just before.
     ///
     /// # Errors
     /// Fails the task.
@@ -185,8 +185,8 @@ pub trait Operator: Send {
         Ok(Vec::new().into())
     }
 
-    /// Takes over parts of buckets that another copy has released. Rows of their keys come when all parts have. The
-    /// next snapshot is asked for as a whole.
+    /// Takes over parts of buckets that another copy has released. Rows of their keys come once all parts have
+    /// arrived. The next snapshot must be complete.
     ///
     /// # Errors
     /// Fails the task.
@@ -199,7 +199,7 @@ pub trait Operator: Send {
         }
     }
 
-    /// All input ports have ended.
+    /// Called when all input ports have ended.
     ///
     /// # Errors
     /// Fails the task.
@@ -217,8 +217,8 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
-    /// Whether batches of this port are wanted now. Those of others wait at their senders: a join takes one side first.
-    /// At least one port that has not ended must be wanted.
+    /// Whether batches of this port are wanted now. Those of other ports wait at their senders: a join receives one
+    /// side first. At least one port that has not ended must be wanted.
     fn wants(&self, input: usize) -> bool {
         let _ = input;
         true
@@ -243,12 +243,12 @@ pub(crate) async fn drive(
 
 /// What an operator's driver waits for.
 enum OperatorEvent {
-    /// An input port and what came by it, if it has not ended. `None`: no port is wanted.
+    /// An input port and its item, or `None` for its end. The outer `None`: no port is wanted.
     Input(Option<(usize, Option<StreamElement>)>),
     Tick,
 }
 
-/// An operator that runs. Events come one at a time, from [`OperatorDriver::next_event`].
+/// A running operator. Events come one at a time, from [`OperatorDriver::next_event`].
 struct OperatorDriver<'a, O> {
     context: &'a TaskContext,
     work: Arc<StepWork>,
@@ -349,7 +349,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
 
     async fn on_tick(&mut self) -> Result<(), TaskError> {
         let flow = self.work.time(0, || self.operator.on_tick(&mut self.emit))?;
-        // Most often there is nothing to say, and what the outputs collect goes on being collected.
+        // Usually there is nothing to emit, and the outputs keep collecting.
         if flow == EmitStatus::More || !self.emit.0.is_empty() {
             self.send(flow).await?;
             self.outputs.flush().await?;
@@ -357,7 +357,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         self.tell_time().await
     }
 
-    /// Tells those behind how far the operator's results have come, if that is not what its inputs tell.
+    /// Tells later tasks how far the operator's results have advanced, if that differs from the time of its inputs.
     async fn tell_time(&mut self) -> Result<(), TaskError> {
         let Some(now) = self.operator.output_time() else { return Ok(()) };
         for mark in self.marks.due(now) {
@@ -375,11 +375,11 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         Ok(flow)
     }
 
-    /// Returns `Break` at a barrier where the job stops. It resumes from there another time: the ends that follow are
-    /// not the streams', nor is the time that they set free. What came of it now would come again.
+    /// Returns `Break` at a barrier where the job stops. The job resumes from there another time: the ends that
+    /// follow are not the streams' own, nor is the time that they set free. What they produced now would come again.
     async fn on_mark(&mut self, mark: Mark) -> Result<ControlFlow<()>, TaskError> {
         match &mark {
-            // It ends idleness, and tells nothing of time.
+            // It ends idleness, and says nothing about time.
             Mark::Watermark(EventTime::MIN) => {}
             Mark::Watermark(time) => {
                 let flow = self.work.time(0, || self.operator.on_watermark(*time, &mut self.emit))?;
@@ -409,12 +409,12 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         if barrier.control == BarrierControl::Stop {
             return Ok(ControlFlow::Break(()));
         }
-        // Behind the barrier in the outputs: who is further down does not wait for this.
+        // After the barrier in the outputs, so that later tasks do not wait for this.
         self.rebalance(&barrier).await?;
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Hands over the buckets that move at a barrier, and takes those that come.
+    /// Hands over the buckets that move at a barrier, and takes over those that come.
     async fn rebalance(&mut self, barrier: &Barrier) -> Result<(), TaskError> {
         if let (Some(handover), Some(states)) = (&mut self.handover, self.context.states())
             && let Some(map) = barrier.route_of(self.context.task())
@@ -443,7 +443,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     }
 }
 
-/// What [`TaskSpec::each`](crate::TaskSpec::each) makes of a function.
+/// The operator that [`TaskSpec::each`](crate::TaskSpec::each) makes of a function.
 pub(crate) struct BatchMapper<F> {
     function: Arc<F>,
     retries: u32,

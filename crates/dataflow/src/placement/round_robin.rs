@@ -1,9 +1,9 @@
-//! Copies in turn over the workers. Copies of equal number of different tasks meet on one worker, so that direct edges
-//! stay in a process.
+//! Places copies on the workers in turn. Equally numbered copies of different tasks share a worker, so that direct
+//! edges stay within a process.
 
 use super::{Placement, PlacementPlan, TaskInfo, WorkerInfo, everywhere};
 
-/// See the module.
+/// The placement that the module describes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin;
 

@@ -1,7 +1,7 @@
-//! A graph as a picture: tasks in layers from left to right, drawn without any other program.
+//! Draws a graph as a picture, with tasks in layers from left to right, without any other program.
 //!
-//! Between two layers of tasks lies a layer of labels, one for each edge: so no label can lie on another, or on a box.
-//! An edge that passes by layers has a place of its own in each of them. One that leads back ends in its label.
+//! Between two layers of tasks is a layer of labels, one for each edge, so that no label overlaps another or a box.
+//! An edge that passes layers has a separate place in each of them. An edge that leads back ends in its label.
 
 use std::fmt::Write;
 
@@ -14,21 +14,21 @@ use crate::graph::Graph;
 const FONT: f32 = 13.0;
 const SMALL_FONT: f32 = 11.0;
 const LINE: f32 = 16.0;
-/// Width of a letter, of its font's size, on average.
+/// The average width of a letter, relative to the font size.
 const LETTER: f32 = 0.58;
 const PADDING: f32 = 10.0;
-/// Between layers, and between what is in one.
+/// The gaps between layers, and between the nodes of a layer.
 const GAP_X: f32 = 40.0;
 const GAP_Y: f32 = 22.0;
 const MARGIN: f32 = 16.0;
 const LABEL_LETTERS_MAX: usize = 26;
 const SWEEPS: usize = 8;
 
-/// What has a place in a layer.
+/// The kinds of nodes in a layer.
 enum NodeKind {
     Task(&'static str),
     Label,
-    /// An edge that passes by.
+    /// An edge that passes through the layer.
     Bend,
 }
 
@@ -38,7 +38,7 @@ struct SvgNode {
     layer: usize,
     width: f32,
     height: f32,
-    /// Of its centre.
+    /// The position of its center.
     x: f32,
     y: f32,
 }
@@ -51,10 +51,11 @@ struct SvgDrawing {
 }
 
 impl Graph {
-    /// The graph as an SVG picture: every task with, given a plan, where its copies run; every edge with its exchange.
+    /// The graph as an SVG picture: every task, with the locations of its copies if there is a plan, and every edge
+    /// with its exchange.
     ///
     /// # Errors
-    /// When the graph cannot run.
+    /// If the graph cannot run.
     pub fn to_svg(&self, workers: u32, plan: Option<&PlacementPlan>) -> Result<String, GraphErrors> {
         let edges = self.checked(workers)?;
         let mut drawing = SvgDrawing::default();
@@ -66,7 +67,7 @@ impl Graph {
             if let Some(plan) = plan {
                 lines.push(format!("on workers {}", ranges(plan.workers_of(index))));
             }
-            // Labels lie in the odd layers.
+            // Labels are in the odd layers.
             drawing.add(NodeKind::Task(self.kind(index)), lines, 2 * layer);
         }
         for (checked, edge) in edges.iter().zip(&self.edges) {
@@ -86,7 +87,7 @@ impl Graph {
         Ok(drawing.draw(&self.name))
     }
 
-    /// What the exchange does, after the ports it does it between, where there is a choice.
+    /// What the exchange does, preceded by the ports that it connects if there is a choice.
     fn label(&self, edge: &CheckedEdge, exchange: &str) -> String {
         let (target, input) = edge.target;
         let several_out = edge.sources.iter().any(|&(task, _)| self.tasks[task].outputs.len() > 1);
@@ -99,10 +100,10 @@ impl Graph {
     }
 }
 
-/// The layer of each task: one more than that of the last it waits for.
+/// The layer of each task: one more than that of the last task it waits for.
 fn layers(tasks: usize, edges: &[CheckedEdge]) -> Vec<usize> {
     let mut layers = vec![0; tasks];
-    // Without what leads back there is no cycle, so no path is longer than there are tasks.
+    // Without edges that lead back there is no cycle, so no path is longer than the number of tasks.
     for _ in 0..tasks {
         for edge in edges.iter().filter(|edge| !edge.feedback) {
             let last = edge.sources.iter().map(|&(task, _)| layers[task] + 1).max().unwrap_or(0);
@@ -112,7 +113,7 @@ fn layers(tasks: usize, edges: &[CheckedEdge]) -> Vec<usize> {
     layers
 }
 
-/// The words in lines that are not long.
+/// Breaks the text into short lines.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -140,7 +141,7 @@ impl SvgDrawing {
         self.nodes.len() - 1
     }
 
-    /// A line from `from` to `to`, with a bend in every layer between them.
+    /// Draws a line from `from` to `to`, with a bend in every layer between them.
     fn connect(&mut self, from: usize, to: usize) {
         let mut last = from;
         for layer in self.nodes[from].layer + 1..self.nodes[to].layer {
@@ -151,7 +152,7 @@ impl SvgDrawing {
         self.lines.push((last, to));
     }
 
-    /// Gives every node its place.
+    /// Assigns every node its place.
     fn arrange(&mut self) {
         let count = self.nodes.iter().map(|node| node.layer + 1).max().unwrap_or(0);
         self.layers = vec![Vec::new(); count];
@@ -159,7 +160,8 @@ impl SvgDrawing {
         for layer in 0..count {
             self.stack(layer, |_| None);
         }
-        // To and fro, everybody goes to the middle of its neighbours; first the order settles, then the places.
+        // In alternating sweeps, every node moves to the middle of its neighbors; first the order settles, then the
+        // places.
         for sweep in 0..SWEEPS {
             let order: Vec<usize> = if sweep % 2 == 0 { (0..count).collect() } else { (0..count).rev().collect() };
             for layer in order {
@@ -179,7 +181,7 @@ impl SvgDrawing {
             for &node in layer {
                 let node = &mut self.nodes[node];
                 node.x = x + width / 2.0;
-                // Straight on past the others: lines curve only between layers.
+                // Straight past the other nodes: lines curve only between layers.
                 if matches!(node.kind, NodeKind::Bend) {
                     node.width = width;
                 }
@@ -190,7 +192,7 @@ impl SvgDrawing {
         self.nodes.iter_mut().for_each(|node| node.y += 2.0 * MARGIN + LINE - top);
     }
 
-    /// The middle of what a node of `layer` is joined to.
+    /// The middle of what a node of `layer` is connected to.
     fn middle(&self, node: usize, layer: usize) -> Option<f32> {
         if self.nodes[node].layer != layer {
             return None;
@@ -200,7 +202,7 @@ impl SvgDrawing {
         (!joined.is_empty()).then(|| joined.iter().sum::<f32>() / joined.len() as f32)
     }
 
-    /// Puts a layer's nodes below each other, each as near to what it wishes for as the others let it.
+    /// Stacks the nodes of a layer, each as near to its wish as the others allow.
     fn stack(&mut self, layer: usize, wish: impl Fn(usize) -> Option<f32>) {
         let mut bottom = f32::NEG_INFINITY;
         let mut off = 0.0;
@@ -211,7 +213,7 @@ impl SvgDrawing {
             bottom = self.nodes[node].y + half + GAP_Y;
             off += self.nodes[node].y - wanted;
         }
-        // What was pushed down only is too low, all together.
+        // Nodes that were only pushed down are too low on average; correct them together.
         let off = off / self.layers[layer].len().max(1) as f32;
         self.layers[layer].iter().for_each(|&node| self.nodes[node].y -= off);
     }
@@ -298,7 +300,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Two boxes on each other could not be read.
+    /// Overlapping boxes would be unreadable.
     #[test]
     fn nodes_of_a_layer_do_not_overlap() {
         let mut drawing = SvgDrawing::default();
