@@ -153,7 +153,7 @@ __all__ = [
 
 __version__: str
 
-#: Where each name comes from: module, and name there (``None``: the module itself).
+#: The origin of each name: module, and name there (``None``: the module itself).
 _SOURCES: dict[str, tuple[str, str | None]] = {
     "BufferMismatchError": ("tidemill._errors", "BufferMismatchError"),
     "CommError": ("tidemill._errors", "CommError"),
@@ -235,7 +235,7 @@ _SOURCES: dict[str, tuple[str, str | None]] = {
 
 
 if "TIDEMILL_CRASH_DIR" in os.environ:
-    # Before the job is joined: what goes wrong on the way is then shown once too, not by every worker.
+    # Before the job is joined, so that a failure to join is shown only once, not by every worker.
     from tidemill import _crash
 
     _crash.install()
@@ -252,5 +252,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # What a prompt completes: not the modules that this one imports.
+    # For completion at a prompt: without the modules that this one imports.
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

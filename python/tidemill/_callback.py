@@ -18,7 +18,7 @@ from tidemill._tidemill import end_calls
 
 __all__ = ["check_outside", "confine", "enter_task", "is_task", "lifted", "reach", "run_in_callback"]
 
-# Threads of a run call Python; none may be doing so when the interpreter ends.
+# Threads of a run call Python, which none may be doing when the interpreter ends.
 atexit.register(end_calls)
 
 _thread = threading.local()
@@ -28,7 +28,7 @@ def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., An
     """Wrap the function: during a call, its thread counts as being in `what`, such as "a function of a query"."""
 
     def call(*arguments: Any) -> Any:
-        # On one worker a function may run a query, and that a function on the same thread.
+        # On a single worker, a function may run a query that calls another function on the same thread.
         before = getattr(_thread, "what", None)
         _thread.what = what
         try:
@@ -42,7 +42,7 @@ def run_in_callback(what: str, function: Callable[..., Any]) -> Callable[..., An
 def enter_task(copies: int, workers: int) -> None:
     """Mark the calling thread as that of a task's copy, until the thread ends."""
     _thread.task = True
-    # With a copy on every worker these are as good as the workers themselves.
+    # With a copy on every worker, the copies are equivalent to the workers themselves.
     _thread.what = None if copies == workers else "a task that has not one copy on each worker"
 
 
@@ -54,7 +54,7 @@ def confine(workers: Iterable[int]) -> None:
 
 
 def reach() -> frozenset[int] | None:
-    """Return the workers that the calling thread may form groups with; None: any."""
+    """Return the workers that the calling thread may form groups with, or None for any."""
     return getattr(_thread, "reach", None)
 
 

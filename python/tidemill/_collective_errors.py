@@ -1,4 +1,4 @@
-"""Work that may fail on one rank only: then all ranks raise, so that none waits for one that has left."""
+"""Work that may fail on only one rank: then all ranks raise, so that none waits for one that has left."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fail_together(
         if said is not None:
             failed = error(said, None if all(other == said for other in messages) else rank)
             if caught is not None and (type(caught), str(caught)) == (type(failed), str(failed)):
-                raise caught  # says it already, and knows where it began
+                raise caught  # already says so, with the original position
             shown = caught is not None and "".join(traceback.format_tb(caught.__traceback__)) in said
             raise failed from (None if shown else caught)
     return made[0]

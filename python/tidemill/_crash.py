@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-#: Exceptions that say that another worker failed. By name: this module is imported first and imports nothing of ours.
+#: Exceptions that only report the failure of another worker. Given by name: this module is imported first and imports
+#: nothing else of Tidemill.
 _CONSEQUENCES = frozenset({"PeerFailed", "WorkerLost"})
 
 #: Characters of a traceback and of its last line that are kept. The launcher reads 4 MiB, and JSON takes up to 12 bytes
-#: for a character.
+#: per character.
 _TEXT_MAX = 300_000
 _SUMMARY_MAX = 1000
 
@@ -54,11 +55,11 @@ def install(notify: Callable[[str], None] | None = None) -> None:
     earlier: Hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        # A forked child inherits this hook, but it is not the worker.
+        # A forked child inherits this hook, but is not the worker.
         if os.getpid() != process:
             earlier(kind, error, frames)
             return
-        # File names and messages may hold bytes that are no text.
+        # File names and messages may contain bytes that are not valid text.
         text = "".join(traceback.format_exception(kind, error, frames)).encode("utf-8", "backslashreplace").decode()
         text = _shortened(text, _TEXT_MAX)
         origin = not any(type(link).__name__ in _CONSEQUENCES for link in _chain(error))
@@ -91,7 +92,8 @@ def _shortened(text: str, length_max: int) -> str:
 def _write(folder: str, rank: int, report: dict[str, object]) -> bool:
     """Write the report atomically; returns whether it exists."""
     try:
-        # A worker that does not fail starts sooner without these. They may fail to load where no file can be opened.
+        # Imported here, so that workers that do not fail start sooner. The import may fail if no more files can be
+        # opened.
         import json
         from pathlib import Path
 

@@ -14,7 +14,7 @@ Duration = str | int | float | timedelta
 
 _UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
-#: Far enough below what 64 bits of microseconds hold that times and durations may be added.
+#: Far enough below the range of 64-bit microseconds that times and durations can be added.
 _YEARS_MAX = 50_000
 _US_MAX = _YEARS_MAX * 365 * _UNITS["d"]
 
@@ -31,7 +31,7 @@ def micros(length: Duration, what: str, error: type[Exception]) -> int:
         Exception to raise if `length` is not a duration, is negative, or is too long.
     """
     us = _micros(length)
-    # A NaN equals nothing.
+    # NaN is unequal to itself.
     if us is None or us != us:
         raise error(f'{what}={length!r} is not a duration; use "250ms", "10s", "5m", "1h30m" or seconds')
     if us < 0:
@@ -62,7 +62,7 @@ def _of_numpy(length: Any) -> Any:
 
     if not isinstance(length, np.timedelta64):
         return length.item() if isinstance(length, np.generic) else None
-    # Months and years are not all as long as each other.
+    # Months and years do not have a fixed length.
     if np.datetime_data(length.dtype)[0] in ("generic", "M", "Y"):
         return None
     return length.astype("timedelta64[us]").item()

@@ -129,7 +129,7 @@ class CommError(TidemillError, RuntimeError):
         Replaces the general meaning of the code.
     """
 
-    #: The error class where none is given.
+    #: The default error class.
     default_code = ERROR_CLASSES["ERR_OTHER"]
 
     def __init__(self, ierr: int | str = 0, message: str | None = None) -> None:
@@ -265,7 +265,7 @@ class UnsupportedError(CommError, NotImplementedError):
     default_code = ERROR_CLASSES["ERR_UNSUPPORTED_OPERATION"]
 
 
-# Programs and tracebacks name them as the package shows them.
+# Programs and tracebacks show their public names.
 for _error in TidemillError.__subclasses__() + CommError.__subclasses__() + [TidemillError]:
     _error.__module__ = "tidemill"
 

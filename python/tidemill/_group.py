@@ -58,7 +58,7 @@ def group(comm: Any) -> Iterator[Job]:
 
 
 def check_group(comm: Any, what: str) -> None:
-    """Raise, in a call of `what`, unless the communicator's workers can be a job by themselves."""
+    """Raise an error about `what` unless the communicator's workers can be a job by themselves."""
     if isinstance(comm, Comm) and not comm._is_usable():
         raise CommError(f"{what}: the communicator is COMM_NULL: this worker is not in it, and must not call this")
     if not isinstance(comm, Intracomm):

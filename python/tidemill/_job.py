@@ -45,9 +45,9 @@ class Job:
         self.comm, self._self = communicators()
         self.rank: int = member.rank
         self.size: int = member.size
-        #: Of a group of workers: their ranks in the job.
+        #: For a group of workers: their ranks in the job.
         self._ranks: list[int] | None = None
-        #: Held while a graph runs: all workers run the same graphs in the same order.
+        #: Held while a graph runs, because all workers run the same graphs in the same order.
         self._running: AbstractContextManager[Any] = threading.Lock()
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ def group_of(comm: Intracomm) -> Job:
         job: Job = copy(whole())
         job.comm, job.rank, job.size = comm, comm.rank, comm.size
         job._ranks = comm._world_ranks()
-        # Alone, a worker may run several graphs at once.
+        # A single worker may run several graphs at the same time.
         job._running = threading.Lock() if comm.size > 1 else nullcontext()
         comm._state.job = job
     found: Job = comm._state.job

@@ -79,7 +79,7 @@ def _stall_warning() -> float:
         raise CommError(f"TIDEMILL_STALL_WARNING={text} must be a number of seconds; 0 turns warnings off") from None
 
 
-#: What tells a worker who it is: `tidemill run`'s own variables, and those of other launchers, which cannot be unset.
+#: Variables that identify a worker: those of `tidemill run`, and those of other launchers, which cannot be unset.
 _OURS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "ROOT", "SECRET", "JOB", "LISTEN_FD")
 _OTHERS = (
     "OMPI_COMM_WORLD_RANK",
@@ -156,7 +156,7 @@ class Share(NamedTuple):
     threads: int
 
 
-#: Set to 1 where a launcher has given each worker CPUs of its own: Tidemill's, Open MPI's.
+#: Set to 1 by launchers that assign CPUs to each worker: Tidemill's and Open MPI's.
 _BOUND = ("TIDEMILL_BOUND", "OMPI_MCA_orte_bound_at_launch")
 
 
@@ -238,7 +238,7 @@ def _watch(member: Member) -> None:
 
     def thread_hook(args: Any) -> None:
         earlier(args)
-        # The thread is gone and whatever it was to send with it; the others must not wait for that.
+        # The thread has ended along with whatever it was going to send; the others must not wait for that.
         if os.getpid() == process and args.exc_type is not SystemExit and not is_consequence(args.exc_value):
             tell_others("".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)))
 
@@ -256,14 +256,14 @@ def is_consequence(error: BaseException | None) -> bool:
 
 def _at_exit(process: int) -> None:
     if os.getpid() == process and not _left:
-        # The program is over: Ctrl-C only ends the waiting for others.
+        # The program has ended: Ctrl-C only ends the wait for others.
         with contextlib.suppress(KeyboardInterrupt):
             leave()
 
 
 def _locate() -> str | None:
     """Return where the main thread is, outside of this package: ``"app.py:88"``."""
-    # Nothing is imported here: a thread of the native code calls this, maybe while the interpreter ends.
+    # No imports here: a native thread calls this, possibly while the interpreter is ending.
     package = __file__.rpartition(os.sep)[0] + os.sep
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:

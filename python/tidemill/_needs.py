@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["needed"]
 
-#: The extra of Tidemill that each package comes with.
+#: The extra of Tidemill that contains each package.
 _EXTRAS = {
     "pyarrow": "files",
     "cloudpickle": "run",
@@ -31,7 +31,7 @@ def needed(module: str, call: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        # One that is there, but lacks another, says itself what it lacks.
+        # If the package exists, but one of its dependencies does not, the error already says so.
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
         extra = _EXTRAS.get(package)

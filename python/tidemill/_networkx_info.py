@@ -1,4 +1,4 @@
-"""What networkx asks at its import about Tidemill as a back end; the back end itself is loaded on first use."""
+"""Tidemill's registration as a networkx back end, read when networkx is imported; the back end is loaded later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 __all__ = ["FUNCTIONS", "get_info"]
 
-#: The functions of networkx that the back end has, with what it does not do. `tidemill.networks._networkx` has them all.
+#: The functions of networkx that the back end supports, with their limitations. `tidemill.networks._networkx`
+#: implements them.
 FUNCTIONS: dict[str, str | None] = {
     "all_pairs_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
     "all_pairs_shortest_path_length": None,
@@ -45,7 +46,7 @@ FUNCTIONS: dict[str, str | None] = {
 
 
 def get_info() -> dict[str, Any]:
-    """Return what networkx's entry point ``networkx.backend_info`` is for."""
+    """Return the result of networkx's entry point ``networkx.backend_info``."""
     return {
         "backend_name": "tidemill",
         "project": "tidemill",

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 __all__ = ["Bar", "Phases", "reading"]
 
-#: Least time between two drawings.
+#: Minimum time between two drawings.
 _EVERY_S = 0.1
 
-#: Actions that end sooner show nothing.
+#: Shorter actions show nothing.
 _LONG_S = 1.0
 
 
@@ -22,7 +22,7 @@ class Bar:
     """A line that is redrawn in place on a terminal; nothing elsewhere, so that logs stay short."""
 
     def __init__(self, shown: bool) -> None:
-        # Behind `tidemill run` standard error is a pipe; the launcher says so if a terminal is at its other end.
+        # Under `tidemill run`, standard error is a pipe; the launcher says whether its other end is a terminal.
         columns = os.environ.get("TIDEMILL_TERMINAL", "")
         self.columns = int(columns) if columns.isdigit() else shutil.get_terminal_size().columns
         self.shown = shown and (bool(columns) or sys.stderr.isatty())

@@ -38,9 +38,9 @@ from tidemill._tidemill import kernel_cpus
 
 R = TypeVar("R")
 
-#: How long the others may take to end after one has failed, in seconds: they hear of it within two.
+#: How long the others may take to end after one has failed, in seconds; they learn of it within two.
 _GRACE_S = 5.0
-#: How long to read on what a dead worker's own children may still write.
+#: How long to keep reading the output of a dead worker's own children.
 _DRAIN_S = 0.5
 _LENGTH = struct.Struct("<Q")
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -195,15 +195,15 @@ class Workers:
         needed("cloudpickle", "tidemill.Workers")
         self.size = size
         self._options = (threads, transport, _settings(memory, spill_dir))
-        # Reentrant, so that a signal handler may close the workers in the middle of a call.
+        # Reentrant, so that a signal handler may close the workers during a call.
         self._lock = threading.RLock()
         self._is_running = False
         self._owner = os.getpid()
         self._is_closed = False
-        #: Why no function can run here any more, and the rank of the worker that died.
+        #: Why no more functions can run here, and the rank of the worker that died.
         self._lost: tuple[str, int] | None = None
         self._processes: _Processes | None = None
-        #: Ends the processes when nobody refers to this object any more, and at the end of the program.
+        #: Ends the processes when this object is no longer referenced, and at the end of the program.
         self._end: weakref.finalize[..., Any] | None = None
         self._start()
 
@@ -371,9 +371,10 @@ class _Worker:
     def __init__(self, rank: int, process: subprocess.Popen[bytes], results: IO[bytes]) -> None:
         self.rank, self.process, self.pipe = rank, process, results
         self.received = bytearray()
-        #: What came of the function: ``("result", pickled, whether the worker can run another)`` or ``("error", pickled, traceback)``.
+        #: The function's result: ``("result", pickled, whether the worker can run another)`` or ``("error", pickled,
+        #: traceback)``.
         self.answer: tuple[Any, ...] | None = None
-        #: Whether the function has returned here, though it may run elsewhere.
+        #: Whether the function has returned on this worker, while it may still run on others.
         self.has_returned = False
         self.lines = {1: b"", 2: b""}
 
@@ -406,9 +407,9 @@ class _Processes:
         self.selector = selectors.DefaultSelector()
         self.owner = os.getpid()
         self.is_stopped = False
-        #: Whether all workers can run another function: one may have left the job (``MPI.Finalize``).
+        #: Whether all workers can run another function; one may have left the job (``MPI.Finalize``).
         self.can_go_on = True
-        #: How a process ended that gave no result, and its rank.
+        #: How a process without a result ended, and its rank.
         self.lost: tuple[str, int] | None = None
         _open.add(self)
 
@@ -433,7 +434,7 @@ class _Processes:
 
     def _environment(self, listener: socket.socket) -> dict[str, str]:
         threads = self.threads or max(kernel_cpus() // self.count, 1)
-        # What says who this process is in a job of its own is not for the new workers; settings are.
+        # Variables that identify this process in its own job do not apply to the new workers; settings do.
         environment = {key: value for key, value in os.environ.items() if key not in OF_A_WORKER}
         for name in _LIBRARY_THREADS:
             environment.setdefault(name, str(threads))
@@ -466,7 +467,7 @@ class _Processes:
                 stderr=subprocess.PIPE,
                 env=_with_path(environment),
                 pass_fds=inherited,
-                # Ctrl-C is this process's to handle: it stops the workers.
+                # This process handles Ctrl-C, and stops the workers.
                 start_new_session=True,
             )
         except BaseException:
@@ -510,7 +511,7 @@ class _Processes:
         message = pickle.dumps((list(sys.path), payload, is_last), protocol=5)
         for worker in self.all:
             assert worker.process.stdin is not None
-            # A worker that is gone already is noticed when its result is missing.
+            # If the worker has already died, this is noticed when its result is missing.
             with contextlib.suppress(BrokenPipeError):
                 worker.process.stdin.write(_LENGTH.pack(len(message)) + message)
                 worker.process.stdin.flush()
@@ -528,7 +529,7 @@ class _Processes:
                 has_failed, deadline = True, time.monotonic() + _GRACE_S
         waiting = [worker.rank for worker in self.all if not worker.is_over]
         if has_failed or waiting:
-            # These processes are of no more use.
+            # These processes can no longer be used.
             self.finish_output()
         if waiting and not has_failed:
             running = [rank for rank in waiting if not self.all[rank].has_returned] or waiting
@@ -601,7 +602,7 @@ class _Processes:
     def _judge(self) -> list[Any]:
         errors = [(w.rank, *w.answer[1:]) for w in self.all if w.answer is not None and w.answer[0] == "error"]
         silent = [worker for worker in self.all if worker.answer is None]
-        # Trouble began where an exception is no consequence of another worker's; a lost worker explains all the rest.
+        # The original error is one that is not a consequence of another worker's; a lost worker explains all others.
         origins = [error for error in errors if not isinstance(_unpickled(error[1]), (PeerFailed, WorkerLost))]
         if not origins and silent:
             dead = [worker for worker in silent if worker.pipe.closed] or silent
@@ -609,7 +610,7 @@ class _Processes:
         if origins or errors:
             rank, pickled, text = (origins or errors)[0]
             error = _unpickled(pickled)
-            # What would end this process too, such as SystemExit, is told and not done.
+            # An exception that would end this process, too, such as SystemExit, is reported instead of raised.
             if not isinstance(error, Exception):
                 raise PeerFailed(f"worker {rank} failed:\n{text}", rank, text)
             raise error from RemoteTraceback(rank, text)
@@ -621,7 +622,7 @@ class _Processes:
 
     def stop(self) -> None:
         """End the remaining workers: first by closing the lifeline, then by force."""
-        # A forked child has copies of all this, and the processes are not its own.
+        # A forked child has copies of everything, but does not own the processes.
         if self.is_stopped or os.getpid() != self.owner:
             return
         self.is_stopped = True
@@ -657,7 +658,7 @@ class _Processes:
                         pipe.close()
 
 
-#: All processes that run, for a child that this process forks.
+#: All open processes, for a child that this process forks.
 _open: weakref.WeakSet[_Processes] = weakref.WeakSet()
 
 
@@ -687,7 +688,7 @@ def _unpickled(pickled: bytes | None) -> BaseException | None:
         return None
     try:
         error = pickle.loads(pickled)
-    except Exception:  # its class may be known to the worker alone
+    except Exception:  # its class may be known only to the worker
         return None
     return error if isinstance(error, BaseException) else None
 

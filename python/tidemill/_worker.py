@@ -21,7 +21,7 @@ def main() -> int:
     results = int(sys.argv[1])
     os.set_inheritable(results, False)
     lifeline = os.dup(0)
-    # The function must not read what is not for it.
+    # The function must not read input that is meant for this process.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -37,7 +37,7 @@ def main() -> int:
             if answer is not None:
                 _send(pipe, answer)
                 if answer[0] == "error":
-                    # The others hear of the failure; nobody waits for this worker's goodbye.
+                    # The others have already been told of the failure, and nobody waits for this worker to leave.
                     sys.stdout.flush()
                     sys.stderr.flush()
                     os._exit(1)
@@ -87,7 +87,7 @@ def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | 
         result = _dumped(function(*args, **kwargs))
         if pipe is not None and job.size > 1 and not _membership.is_left():
             _send(pipe, ("returned",))
-            # Nothing of a function may be under way when the next begins: ranks that are out of step hear of it here.
+            # A function must be finished on all ranks before the next begins; ranks that are out of step fail here.
             job.comm.Barrier()
         return "result", result, not _membership.is_left()
     except BaseException as error:

@@ -9,10 +9,10 @@ import sys
 
 from tidemill._tidemill import launch_main
 
-#: Applications that no workers run: they look at jobs, or at files.
+#: Commands that run without workers: they inspect jobs or files.
 _NO_JOBS = ("balance", "checkpoints", "drain", "hosts", "scale", "simulate", "stop", "top", "view", "why")
 
-#: With this option a command that looks at nothing else is run by workers.
+#: Options with which workers run one of these commands after all.
 _JOB_OPTIONS = {"simulate": "--validate"}
 
 
@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return int(app.main(words[1:]))
         except BrokenPipeError:
-            # Whoever read it (`| head`) has seen enough. The interpreter must not fail to flush the rest, either.
+            # The reader of the output (such as `| head`) has closed it. The interpreter must not fail to flush the
+            # rest, either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
     return launch_main(["tidemill", *words], sys.executable)

@@ -48,13 +48,13 @@ class BspContext:
         self.copies = copies
 
 
-#: Of a call: times, numbers of rows, or nothing.
+#: The window of a call: times, numbers of rows, or nothing.
 _Window = tuple[datetime, datetime] | tuple[int, int] | tuple[None, None]
 #: Called with a communicator, this copy's rows and a context; returns rows.
 BspFunction = Callable[[Any, Table, BspContext], Any]
-#: Makes one state of those of all copies.
+#: Makes one state from those of all copies.
 Merge = Callable[[list[Any]], Any]
-#: Makes as many states of one as there are copies.
+#: Makes as many states from one as there are copies.
 Split = Callable[[Any, int], Sequence[Any]]
 
 

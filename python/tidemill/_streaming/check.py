@@ -53,7 +53,7 @@ def _check_loops(sinks: list[tuple[Spec, list[Spec]]]) -> None:
     circulate forever.
     """
     for first in range(len(sinks)):
-        # Where rows of the first sink come to, from which sink and which way.
+        # Sources that rows of the first sink reach, with the sink and the way by which they do.
         came: dict[int, tuple[int, Way]] = {}
         waiting = [first]
         while waiting and first not in came:
@@ -83,7 +83,7 @@ def _way(sink: Spec, source: Spec) -> Way | None:
 
 
 def _files(sink: Spec, source: Spec) -> Way | None:
-    # Stores of the same name may be two.
+    # Stores with the same name may be different ones.
     if _endpoints(source) != _endpoints(sink):
         return None
     name = f"{sink['prefix']}-1-0-1.{'jsonl' if sink['format'] == 'json' else sink['format']}"
@@ -106,7 +106,7 @@ def _endpoints(spec: Spec) -> dict[str, str]:
 
 
 def _kafka(sink: Spec, source: Spec) -> Way | None:
-    # Clients are told some of a cluster's brokers, and not always the same ones.
+    # Clients may be given only some of a cluster's brokers, and different ones.
     common = sorted(_brokers(sink) & _brokers(source))
     if sink["topic"] != source["topic"] or not common:
         return None
@@ -128,7 +128,7 @@ def _redis(sink: Spec, source: Spec) -> Way | None:
 
 
 def _rabbitmq(sink: Spec, source: Spec) -> Way | None:
-    # Which queues an exchange or a column of keys leads to, the server alone knows.
+    # Only the server knows which queues an exchange or a key column leads to.
     if sink.get("exchange") or sink.get("key") or _server(sink, 5672) != _server(source, 5672):
         return None
     if sink["routing_key"] != source["queue"]:

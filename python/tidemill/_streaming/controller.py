@@ -10,7 +10,7 @@ from tidemill._tables.errors import DataSetError
 
 __all__ = ["Controller", "ControllerMode", "as_controller"]
 
-#: What the controller of a stream does: nothing, say which buckets to move, or move them.
+#: The mode of a stream's controller: do nothing, recommend moves of buckets, or carry them out.
 ControllerMode: TypeAlias = Literal["off", "advise", "on"]
 
 

@@ -35,10 +35,10 @@ __all__ = [
     "of_kind",
 ]
 
-#: The engine's value for a time before any is known; for an item, that time has not advanced since it was put.
+#: The engine's value for a time before the stream has one; for an item, that time has not advanced since it was put.
 NEVER = -(2**63)
 
-#: What nobody can change in place.
+#: Types of immutable values.
 _FIXED = frozenset((type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta))
 
 
@@ -53,11 +53,11 @@ class Part(NamedTuple):
     """The saved part of a list, a map or an aggregate: all of it, or its changes."""
 
     kind: int
-    #: Whether nothing of what was there before is left.
+    #: Whether nothing remains of what was there before.
     cleared: bool
     values: dict[Any, Any]
     gone: list[Any]
-    #: How long items live, and when each of `values` was put.
+    #: The time to live of items, and when each of `values` was put.
     ttl: int | None = None
     times: dict[Any, int] = {}  # noqa: RUF012 (nobody changes it)
 
@@ -65,7 +65,8 @@ class Part(NamedTuple):
         """Return all of it, given the previous state, which is consumed."""
         values = {} if before is None or self.cleared else before.values
         values.update(_found_again(self.values))
-        # What is used up may be changed; nothing else has it, unless it is the empty one.
+        # The previous part is consumed, so it may be changed; nothing else refers to it, except to the shared empty
+        # dict.
         times = {} if before is None or self.cleared else before.times or {}
         for name in self.values:
             times.pop(_name(name), None)
@@ -85,14 +86,14 @@ class Items:
 
     def __init__(self, values: dict[Any, Any] | None = None) -> None:
         self._values = {} if values is None else values
-        # In the order in which they did.
+        # In the order of the changes.
         self._changed: dict[Any, None] = {}
         self._cleared = False
-        #: Raises what is wrong with a name and a value, if the function has said what items are.
+        #: Raises for an invalid name or value, if the function has declared the types of items.
         self._check: Callable[[Any, Any], None] | None = None
         self._ttl: int | None = None
-        # When items were put, the earliest first; all of them, if they have a time to live. A dict finds its first ever more slowly,
-        # the more before it are gone.
+        # When items were put, earliest first; contains all items if they have a time to live. An OrderedDict, because
+        # finding the first item of a dict becomes slow when many earlier ones were deleted.
         self._times: OrderedDict[Any, int] = OrderedDict()
 
     def _put(self, name: Any, value: Any) -> None:
@@ -114,7 +115,7 @@ class Items:
         if times is None:
             if ttl == self._ttl:
                 return
-            # They are saved anew, with what is known of them now.
+            # They are saved again, with their new lifetimes.
             self._changed.update(dict.fromkeys(self._values))
             times = self._times
         else:
@@ -131,7 +132,7 @@ class Items:
         """Start the time to live of items put since time last advanced, and return whether there are any."""
         fresh = list(itertools.takewhile(lambda name: self._times[name] == NEVER, reversed(self._times)))
         self._times.update(dict.fromkeys(fresh, now))
-        # Else who goes on gives them their time to live anew.
+        # Otherwise, a job that resumes would restart their time to live.
         self._changed.update(dict.fromkeys(fresh))
         return bool(fresh)
 
@@ -146,7 +147,7 @@ class Items:
                 return
             self._drop(name)
         if has_had:
-            # So that a list whose names begin anew replaces what was saved, and is not mixed with it.
+            # So that a list whose names start again replaces the saved one, instead of being mixed with it.
             self.clear()
 
     def _expires(self, now: int) -> int | None:
@@ -159,7 +160,7 @@ class Items:
     def _read(self, name: Any) -> Any:
         value = self._values[name]
         if type(value) not in _FIXED:
-            # Whoever has it may change it.
+            # The caller may change the value in place.
             self._changed[name] = None
         return value
 
@@ -196,7 +197,7 @@ class ListState(Items):
 
     def append(self, value: Any) -> None:
         """Append a value: any object that can be pickled."""
-        # Names are numbers, in order.
+        # The names are ascending numbers.
         self._put(next(reversed(self._values), -1) + 1, value)
 
     def extend(self, values: Iterable[Any]) -> None:
@@ -243,7 +244,7 @@ def _one_more(count: int, _: object) -> int:
     return count + 1
 
 
-#: Folds that have a name.
+#: Folds with names.
 _FOLDS: dict[str, Fold] = {"count": _one_more, "sum": operator.add, "min": min, "max": max}
 #: The name of an aggregate's only item.
 _ONLY = 0
@@ -257,7 +258,7 @@ class AggregateState(Items):
 
     def __init__(self, values: dict[Any, Any] | None = None) -> None:
         super().__init__(values)
-        # It is said anew whenever the state is asked for: functions are not saved.
+        # Set again whenever the state is accessed, because functions are not saved.
         self._fold: Fold = operator.add
         self._initial: Any = None
         self._skips_none = False
@@ -289,7 +290,7 @@ class AggregateState(Items):
         """
         if self._values:
             return self._read(_ONLY)
-        # Whoever has it may change it in place, and it is that of all keys.
+        # The caller may change it in place, but it is shared by all keys.
         return self._initial if type(self._initial) in _FIXED else copy.deepcopy(self._initial)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows that a step of a stream left out: they came too late, had no time, or it was busy."""
+"""Rows that a step of a stream dropped because they were late or had no time, or because the step was busy."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["tell"]
 
-# Without a handler of the program's, logging would print what is on standard error already.
+# Without a handler of the program, logging would print what is already on standard error.
 logging.getLogger("tidemill").addHandler(logging.NullHandler())
 
 _job = logging.getLogger("tidemill.stream")
@@ -42,7 +42,7 @@ def tell(said: list[str], made: tuple[int, float, int] | None, decided: list[str
 
 
 def _attributes(decision: str) -> dict[str, Any]:
-    """Return what a decision's record says beside its line."""
+    """Return the attributes of a decision's log record."""
     facts = json.loads(decision)
     outcome = facts["outcome"]
     failure = outcome.get("failed") if isinstance(outcome, dict) else None

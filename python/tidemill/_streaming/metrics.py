@@ -17,7 +17,7 @@ from tidemill._tables.errors import DataSetError
 
 __all__ = ["address", "serving", "text"]
 
-#: By name: its kind and what it says. All begin with ``tidemill_``.
+#: By name: the kind and the help text. All names begin with ``tidemill_``.
 _KINDS = {
     "rows_total": ("counter", "Rows that went over an edge."),
     "local_bytes_total": ("counter", "Bytes that went to copies of the same worker."),
@@ -144,7 +144,7 @@ def serving(job_id: str) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
-            """Do nothing: each request would be a line on standard error."""
+            """Do nothing: by default, each request writes a line to standard error."""
 
     try:
         server = http.server.ThreadingHTTPServer(where, Handler)

@@ -26,17 +26,17 @@ __all__ = ["Function", "KeyContext", "KeyState", "KeyedLogic"]
 
 _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
-#: What the engine says of time at the end.
+#: The engine's time at the end of the stream.
 _END = 2**63 - 1
-#: What an empty state takes in memory, about, in bytes.
+#: Approximate memory of an empty state, in bytes.
 _STATE_BYTES = 200
-#: So many things in a state are measured, in these, and so on.
+#: The number of elements that are measured in a state, in each of these elements, and so on.
 _MEASURED = (30, 10, 3, 1)
 
 _Items = ListState | MapState | AggregateState
 _Kind = TypeVar("_Kind", ListState, MapState, AggregateState)
-#: A state; timers that were set (or deleted): whether by the machine's clock, and when; whether something was put that has a time to
-#: live; and when the first item has to go.
+#: A state; timers that were set (or deleted): whether by the machine's clock, and when; whether something with a time
+#: to live was put; and when the first item expires.
 _Called = tuple["KeyState | None", list[tuple[bool, int, bool]], bool, int | None]
 
 
@@ -235,7 +235,7 @@ class KeyedLogic:
         self._declared = declared
         self._fields = None if declared is None else declared.fields
         self._clock = clock
-        # Of the batch.
+        # The keys of the batch.
         self._keys: list[tuple[Any, ...]] = []
         self._rows: list[Row] = []
         self._made: list[Any] = []

@@ -44,7 +44,7 @@ class Running:
 
     def __init__(self, native: NativeRunning, copies: int) -> None:
         self._native = native
-        # Of tasks that do not say how many they have.
+        # The number of copies of tasks that do not report theirs.
         self._copies = copies
 
     @property
@@ -114,7 +114,7 @@ class Running:
             raise DataSetError(
                 f"task {task!r} has {len(now)} buckets, each with an owner, but there are {len(owners)} owners"
             )
-        # What is more than a task has is refused when the move is asked for; see `moves`.
+        # Numbers beyond a task's copies are refused when the move is requested; see `moves`.
         copies = max(self._copies, 1 + max(now or (), default=0))
         for owner in owners:
             if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= owner < copies:

@@ -1,4 +1,4 @@
-"""A stream whose job is started again with other workers: files that it, its launcher and ``tidemill scale`` leave for each other.
+"""Restarting a stream's job with other workers: files that the job, its launcher and ``tidemill scale`` exchange.
 
 They are in the private folder of the job; `crates/launch/src/scale.rs` has a table of them.
 """
@@ -51,7 +51,7 @@ def ask(folder: Path, request: dict[str, Any]) -> None:
 
 
 def withdraw(folder: Path) -> None:
-    """Take back what was asked for, of a stream that cannot be asked to stop."""
+    """Withdraw a request to a stream that cannot be asked to stop."""
     (folder / _ASKED).unlink(missing_ok=True)
 
 
@@ -74,7 +74,7 @@ def leave_if_asked(comm: Any) -> None:
 
 
 def answering(watch: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Return `watch`, which is called while the stream runs; whoever had it scaled gets an answer at its first call. Worker 0 only."""
+    """Wrap `watch`, called while the stream runs: its first call answers the restart request. Worker 0 only."""
     folder = launch_folder()
     if folder is None or not (scaled := Path(folder) / _SCALED).exists():
         return watch
@@ -92,7 +92,7 @@ def answering(watch: Callable[[Any], object] | None) -> Callable[[Any], object] 
 
 
 def _answer(scaled: Path) -> None:
-    """Say that the stream runs again, to who asked and on standard error. The launcher sees it by the file that goes."""
+    """Tell the requester and standard error that the stream runs again. Deleting the file tells the launcher."""
     told = json.loads(scaled.read_text())
     answer = {"from": told["from"], "to": told["workers"], "stood_s": time.time() - told["asked_s"]}
     if told["reverted"] is not None:
@@ -100,7 +100,7 @@ def _answer(scaled: Path) -> None:
     else:
         print(f"tidemill: {described(answer)}", file=sys.stderr, flush=True)
     file = Path(told["answer"])
-    # Nobody may wait any more.
+    # The requester may have stopped waiting.
     with contextlib.suppress(OSError):
         new = file.with_suffix(".new")
         new.write_text(json.dumps(answer))

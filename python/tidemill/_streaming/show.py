@@ -9,7 +9,7 @@ from tidemill._tidemill import NativeDataSet, NativeTable
 
 __all__ = ["first_rows"]
 
-#: Ends a job that has given enough, on every worker: nothing else in an error looks like it.
+#: Ends a job that has produced enough rows, on every worker: no other error contains this text.
 _ENOUGH = "tidemill-show-has-enough-rows"
 
 

@@ -42,14 +42,14 @@ class Sink(Protocol):
 class Connector:
     """A built-in sink; returned by `to_files` and similar functions."""
 
-    #: Not shown: it may have a password.
+    #: Not shown, because it may contain a password.
     spec: str = field(repr=False)
 
 
 if TYPE_CHECKING:
-    #: What `DataSet.write_stream` takes.
+    #: The sinks that `DataSet.write_stream` accepts.
     AnySink: TypeAlias = Sink | Connector | Callable[[Table], None]
-    #: One sink, or several by the names of steps.
+    #: One sink, or several by step name.
     LateOutput: TypeAlias = AnySink | Mapping[str, AnySink]
 
 
@@ -70,7 +70,7 @@ def native_sink(sink: AnySink) -> Any:
         def write(rows: NativeTable) -> None:
             called(Table(rows))
 
-        # Of the package's own: how many copies it may have.
+        # For sinks of this package: the maximum number of copies.
         if (most := getattr(sink, "_copies_max", None)) is not None:
             write._copies_max = most  # type: ignore[attr-defined]
         return write
@@ -93,7 +93,8 @@ class _TableSink:
             ) from error
 
     def write(self, rows: NativeTable) -> None:
-        # Each thread has a deep copy of this, of which a function made before would be none.
+        # Wrapped here, because each thread gets a deep copy of this object, and a wrapper made earlier would refer to
+        # the original.
         run_in_callback("a sink", self._sink.write)(Table(rows))
 
     def prepare(self, epoch: int) -> bytes:

@@ -13,7 +13,7 @@ from tidemill._tables.errors import DataSetError
 
 __all__ = ["Declared", "ItemType", "StateFields"]
 
-#: What values of a type are, by how the name of the Arrow type begins; of others any is taken.
+#: The Python classes for values of a type, by the beginning of the Arrow type's name; other types accept any value.
 _CLASSES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Int", (int,)),
     ("UInt", (int,)),
@@ -59,7 +59,7 @@ class StateFields:
             classes = self._classes[name]
             if value is None or classes is None:
                 continue
-            # True is an int to Python, and to nobody else.
+            # To Python, True is an int; here it is not.
             if not isinstance(value, classes) or (isinstance(value, bool) and classes[0] is not bool):
                 return f"has {value!r} as {name!r}, which must be {self._types[name]}"
         return None
@@ -102,7 +102,7 @@ class _Items:
         return value if self._is_plain else self._fields.filled(value)
 
 
-#: Which argument of `process` says what there is of a kind.
+#: The argument of `process` that declares items of a kind.
 _ARGUMENTS = {LIST: "lists=", MAP: "maps=", AGGREGATE: "aggregates="}
 
 

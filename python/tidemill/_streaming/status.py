@@ -22,14 +22,14 @@ from tidemill._streaming import scale as _scale
 __all__ = ["folder", "jobs", "moving", "place", "stopping"]
 
 _NUMBERS = itertools.count()
-#: Who runs tells so every half second, of many workers each less often. When one has not for so long, it is another process that has
-#: its number now.
+#: A running worker reports every half second; in a job with many workers, each reports less often. After this much
+#: silence, another process now has its process ID.
 _SILENT_S = 60
-#: How long others may still find that a job has stopped, or has answered.
+#: How long others can still see that a job has stopped, or has answered.
 _STOPPED_S = 300
-#: Files that this module and the Rust side name; others in the folder are let be.
+#: Files that this module and the Rust side create; others in the folder are left alone.
 _OURS = re.compile(r"\d+-\d+\.(json|stop|stopped|new|move|[0-9a-f]+\.(draft|moved))")
-#: What a file of a job of thousands of workers may have.
+#: Maximum size of a file, for jobs with thousands of workers.
 _BYTES_MAX = 256 << 20
 
 
@@ -68,7 +68,7 @@ def _file() -> str | None:
     """Return a new file of this process, and remove files that killed workers have left behind."""
     where = folder()
     try:
-        # The umask may have taken away from the mode, never added to it.
+        # The umask may have removed permissions, but cannot have added any.
         where.parent.mkdir(mode=0o700, exist_ok=True)
         where.mkdir(mode=0o700, exist_ok=True)
     except OSError:
@@ -130,7 +130,7 @@ def _silent_s(status: dict[str, Any]) -> float:
     told_s: float | None = status.get("up_s")
     if told_s is not None and (silent_s := _up_s() - told_s) > -1:
         return max(silent_s, 0.0)
-    # It is of a file from before the machine was started, in a folder that has outlived that.
+    # The file was written before the machine was started, in a folder that has survived the restart.
     return float(max(time.time() - status["at_s"], 0.0))
 
 
@@ -151,35 +151,35 @@ def jobs() -> list[dict[str, Any]]:
             silent_s = _silent_s(status)
             if silent_s > _SILENT_S:
                 raise ProcessLookupError
-            # 0 and what is below are groups of processes.
+            # 0 and negative numbers mean process groups.
             if int(status["pid"]) > 0:
                 os.kill(int(status["pid"]), 0)
         except ProcessLookupError:
             if _OURS.fullmatch(file.name):
                 file.unlink(missing_ok=True)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            # It has just gone, or is none of ours.
+            # The file has just disappeared, or is not one of ours.
             continue
         else:
             here.append({**status, "file": str(file), "silent_s": silent_s, "over": False})
             for other in heard:
-                # By the clock of worker 0: other machines may have other times.
+                # By the clock of worker 0: the clocks of other machines may differ.
                 age_s = other["age_s"] + silent_s
                 others.append({**other["status"], "silent_s": age_s, "over": other["over"]})
     _clear()
-    # Who is here has told its own file later.
+    # Workers on this machine have written their own files more recently.
     known = {(status["job_id"], status["worker"]) for status in here}
     return here + [status for status in others if (status["job_id"], status["worker"]) not in known]
 
 
 def _clear() -> None:
-    """Remove files that stopped jobs have left behind, when nobody waits for them any more."""
+    """Remove files that stopped jobs have left behind, once nobody waits for them."""
     for kind in ("stop", "stopped", "new", "move", "draft", "moved"):
         for file in folder().glob(f"*.{kind}"):
             if not _OURS.fullmatch(file.name):
                 continue
             try:
-                # When it was named so.
+                # The time at which it was renamed.
                 since_s = time.time() - file.lstat().st_ctime
             except OSError:
                 continue

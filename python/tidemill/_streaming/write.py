@@ -82,7 +82,7 @@ def run(
         drop_state=repr(dropped),
         controller=repr(acting),
     )
-    # Worker 0 is who is heard.
+    # Messages are shown only for worker 0.
     is_first = init().rank == 0
     asked = stop_when if is_first else None
     watching = (lambda native: on_progress(Running(native, copies()))) if on_progress is not None and is_first else None
@@ -107,7 +107,7 @@ def run(
         )
     skipped, first = _workers.total_bad_records(count, first)
     late_rows, untimed_rows, skipped_rows = _late.total(late)
-    # Before any warning, which a filter may turn into an exception.
+    # Before any warning, since a filter may turn it into an exception.
     remember(RowReport(skipped, late_rows.total(), untimed_rows.total(), skipped_rows.total()))
     _workers.warn_of_bad_records(skipped, first)
     _late.warn_of(late_rows, untimed_rows, skipped_rows)

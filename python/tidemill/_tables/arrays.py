@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["table_of_arrays"]
 
-#: Units of NumPy's times that Arrow has, and the one that is taken for those that it has not.
+#: Units of NumPy times that Arrow has, and the replacements for those that it does not.
 _UNITS = {"D": "s", "h": "s", "m": "s", "s": "s", "ms": "ms", "us": "us", "ns": "ns", "W": "s", "M": "s", "Y": "s"}
 
 
@@ -62,7 +62,7 @@ def _array(name: str, values: Any) -> numpy.ndarray:
             # Lists of different lengths.
             array = np.fromiter(values, dtype=object, count=len(values))
         if array.dtype.kind in "US" or array.ndim != 1:
-            # As the values are: NumPy would make texts of numbers beside texts.
+            # Without conversion: NumPy would convert numbers next to strings to strings.
             array = np.fromiter(values, dtype=object, count=len(values))
     if array.ndim == 0:
         raise DataSetError(f"from_numpy: column {name!r} is one value, not an array with a value for each row")
@@ -85,17 +85,17 @@ def _one(name: str, array: numpy.ndarray) -> NativeTable:
     import numpy as np
 
     if isinstance(array, np.ma.MaskedArray):
-        # What the mask hides is null.
+        # Masked values are null.
         shown = _one(name, array.data)
         hidden = np.ma.getmaskarray(array)
         if array.ndim > 1:
-            # A list has its own nulls only as a whole.
+            # A list can be null only as a whole.
             return _listed(name, np.ma.filled(array.astype(object), None).tolist()) if hidden.any() else shown
         return shown.with_nulls(hidden.tolist()) if hidden.any() else shown
     if array.ndim > 1:
         return _lists(name, array)
     if array.dtype.kind in "biuf":
-        # In the machine's order and one after the other, as Arrow has them.
+        # In native byte order and contiguous, as Arrow requires.
         ready = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
         made = NativeTable.from_plain({name: ready})
         assert made is not None, "an array of numbers in the machine's order is plain"
@@ -106,7 +106,7 @@ def _one(name: str, array: numpy.ndarray) -> NativeTable:
 
 
 def _listed(name: str, values: list[Any]) -> NativeTable:
-    # pandas has texts with NaN where there is nothing.
+    # pandas represents missing strings as NaN.
     if any(isinstance(value, str) for value in values):
         values = [None if isinstance(value, float) and value != value else value for value in values]
     try:

@@ -23,15 +23,16 @@ __all__ = ["bytes_of", "copies", "engine", "memory_budget", "new_engine", "query
 
 _lock = threading.RLock()
 _engines: WeakKeyDictionary[Job, QueryEngine] = WeakKeyDictionary()
-# A child made by fork has none of its parent's threads.
+# A forked child has none of its parent's threads.
 os.register_at_fork(after_in_child=_engines.clear)
 
-#: Of the memory of a machine, what its workers may have together; the rest is the system's, and what comes before a look at it.
+#: The share of a machine's memory for its workers together; the rest is for the system, and for growth between two
+#: measurements.
 _MEMORY_SHARE = 0.8
-#: What a worker takes beside what the budget counts: the interpreter, and memory that it shares with others. In a small container
-#: that is a good part of its limit.
+#: The memory of a worker that the budget does not count: the interpreter, and memory shared with others. In a small
+#: container, this is a large part of the limit.
 _BASE_BYTES = 48 << 20
-#: The budget is at least this part of a worker's share, however small that is.
+#: Minimum budget as a part of a worker's share, however small that is.
 _LEAST_SHARE = 0.25
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -85,7 +86,7 @@ def memory_budget(job: Job) -> int | None:
         if there is not None:
             share = int(there * _MEMORY_SHARE) // sharing
             shares.append(max(share - _BASE_BYTES, int(share * _LEAST_SHARE)))
-        # Unlike memory, addresses are each process's own, and more of them are taken than are ever touched.
+        # Unlike memory, address space belongs to each process, and more of it is reserved than is ever used.
         shares += [] if addresses is None else [max(addresses // 2, 1)]
         return min(shares, default=None)
     try:

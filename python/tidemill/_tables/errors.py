@@ -17,5 +17,5 @@ class BadRowsWarning(UserWarning):
     """
 
 
-# Programs and tracebacks name them as the package shows them.
+# Programs and tracebacks show their public names.
 DataSetError.__module__ = BadRowsWarning.__module__ = "tidemill"

@@ -48,7 +48,7 @@ def is_read(file: str, path: str, *, folders: bool = True) -> bool:
     for part in (whole, *whole.parents):
         if part == read_path or (is_glob and _matches(part.parts, read_path.parts)):
             return True
-        # What is hidden in a folder is not read.
+        # Hidden files in a folder are not read.
         if _is_hidden(part.name) or (is_glob and not folders):
             break
     return False

@@ -1,4 +1,4 @@
-"""Counts of the rows that the last action or stream left out."""
+"""Counts of the rows that the last action or stream dropped."""
 
 from __future__ import annotations
 

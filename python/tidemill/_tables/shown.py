@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["dataset_html", "dataset_text", "table_html", "table_text"]
 
-#: Rows of a Table that are shown; the others are counted.
+#: Rows of a Table that are shown; the others are only counted.
 _TABLE_ROWS = 20
 #: Rows of a DataSet that are shown.
 _DATASET_ROWS = 10
 #: How long a display may take to run a query, in seconds.
 _PATIENCE_S = 2.0
-#: Characters of a value in HTML.
+#: Maximum characters of a value in HTML.
 _CELL_MAX = 80
 
 

@@ -120,7 +120,7 @@ class Table:
         >>> tm.Table.from_numpy({"day": np.array(["2024-02-29"], "M8[D]"), "who": np.array(["ada"])}).to_pylist()
         [{'day': datetime.date(2024, 2, 29), 'who': 'ada'}]
         """
-        # Numbers only, as most often: in one go.
+        # Usually all columns are numbers: convert them together.
         native = NativeTable.from_plain(dict(columns)) if isinstance(columns, Mapping) else None
         if native is None:
             from tidemill._tables.arrays import table_of_arrays
@@ -136,7 +136,7 @@ class Table:
         (rows, size). Other columns, and columns with nulls, become objects, None for null.
         """
         times = {name: found for name, kind in self._native.fields if (found := _time_type(kind)) is not None}
-        # A cast to a schema is a choice of its columns, too.
+        # A cast to a schema also selects its columns.
         numbers = self._native.cast([(name, "int64") for name in times]).to_arrays() if times else []
         counted = {name: data for name, _, data in numbers}
         arrays: dict[str, numpy.ndarray] = {}
@@ -165,7 +165,7 @@ class Table:
     def to_arrow(self) -> pyarrow.Table:
         """Return a ``pyarrow.Table``, without copying; needs pyarrow (``pip install "tidemill[files]"``)."""
         pyarrow = needed("pyarrow", "to_arrow")
-        # `pyarrow.table` asks whether this is a frame of pandas, and imports pandas for that: a third of a second.
+        # `pyarrow.table` checks for a pandas frame and imports pandas for this, which takes a third of a second.
         return pyarrow.RecordBatchReader.from_stream(self).read_all()
 
     def to_pandas(self, **options: Any) -> pandas.DataFrame:

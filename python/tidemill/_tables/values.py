@@ -24,7 +24,7 @@ def from_values(make: Callable[[list[list[Any]]], NativeTable], columns: list[li
     try:
         return make(columns)
     except TypeError as error:
-        # Few tables have arrays within: to look for them first would cost all the others.
+        # Few tables contain arrays, so do not look for them before the first attempt fails.
         try:
             plain = _plain(columns)
         except RecursionError:
@@ -39,7 +39,7 @@ def _plain(value: Any) -> Any:
     import numpy as np
 
     if isinstance(value, np.ndarray):
-        # Finer units than Python's become integers in lists.
+        # Units finer than Python's become integers in lists.
         return _plain((value.astype(f"{value.dtype.kind}8[us]") if value.dtype.kind in "mM" else value).tolist())
     if isinstance(value, dict):
         inner = {name: _plain(one) for name, one in value.items()}

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         if job.rank == 0:
             self.print_usage(sys.stderr)
             print(f"{self.prog}: error: {message}", file=sys.stderr, flush=True)
-        # The launcher stops the others when one fails, which shall not be before rank 0 has spoken.
+        # The launcher stops the others when one fails, which must not happen before rank 0 has printed its message.
         job.comm.Barrier()
         self.exit(2)
 

@@ -21,8 +21,8 @@ SHAPES = {
     "wss": "wss://HOST:PORT/PATH",
 }
 
-#: By scheme, sources of `tidemill.stream` that hand out each message once. A command that is started again reads all of a stream from the
-#: beginning, and what it had acknowledged would be nowhere any more.
+#: By scheme, sources of `tidemill.stream` that deliver each message only once. A restarted command reads a stream from
+#: the beginning, but messages that it had acknowledged would be lost.
 _HANDED_OUT_ONCE = {"amqp": "RabbitMQ", "amqps": "RabbitMQ", "http": "a webhook", "https": "a webhook"}
 
 

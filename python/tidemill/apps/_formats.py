@@ -25,10 +25,10 @@ from tidemill.ml._job import Comm
 
 __all__ = ["Choose", "read"]
 
-#: Picks columns by number, once they are known.
+#: Selects columns by number, once they are known.
 Choose = Callable[[list[Column]], list[int]]
 
-#: Lines that decide delimiter, header and kinds, and bytes read at a time.
+#: The lines that determine delimiter, header and kinds; and the bytes read at a time.
 _SAMPLE_LINES = 1000
 _BLOCK_BYTES = 4 << 20
 _DELIMITERS = ",\t;|"
@@ -41,7 +41,7 @@ class Layout:
     delimiter: str
     header: bool
     columns: list[Column]
-    #: What the user should know about how the header was found, if it was a guess that may be wrong.
+    #: A note for the user about the header, if it was a guess that may be wrong.
     note: str | None = None
 
 
@@ -236,7 +236,7 @@ def _sniff(path: Path, delimiter: str | None, header: bool | None) -> Layout:
         return [len(row) for row in split(candidate)] or [0]
 
     if delimiter is None:
-        # The one that splits most lines into equally many fields, and into the most.
+        # The best one splits most lines into the same number of fields, and into the largest number.
         def merit(candidate: str) -> tuple[float, int]:
             counts = widths(candidate)
             common = max(set(counts), key=counts.count)
@@ -265,7 +265,7 @@ def _sniff(path: Path, delimiter: str | None, header: bool | None) -> Layout:
     )
 
 
-#: Numbers in a row from which on it is no coincidence that they count up, or that they rise.
+#: From this many consecutive numbers on, counting up or rising is not a coincidence.
 _COUNTING_MIN = 3
 _RISING_MIN = 6
 
@@ -278,7 +278,7 @@ def _is_header(first: list[str], body: list[list[str]], number_columns: list[boo
     if len(first) != len(number_columns):
         return False, None
     if not any(map(_is_number, first)):
-        # Names stand where the lines below have numbers.
+        # Names are above columns with numbers.
         return any(number_columns) or not body, None
     columns = [i for i, number in enumerate(number_columns) if number]
     if not body or not columns:
@@ -286,7 +286,7 @@ def _is_header(first: list[str], body: list[list[str]], number_columns: list[boo
     numbers = [i for i in columns if _is_number(first[i])]
     counts = _counts([first[i] for i in numbers])
     if len(numbers) < len(columns):
-        # A word above numbers is a name, and so are the numbers beside it: label,0,1,2. A missing value is no word.
+        # A word above numbers is a name, and so are numbers next to it: label,0,1,2. A missing value is not a word.
         words = [first[i].strip() for i in columns if i not in numbers]
         named = all(word and word.lower() not in _MISSING for word in words)
         return named and (counts or len(numbers) == 1), None
@@ -294,7 +294,7 @@ def _is_header(first: list[str], body: list[list[str]], number_columns: list[boo
     others = [[row[i] for i in numbers] for row in body]
     whole = any(_is_whole(field) for row in others for field in row)
     if counts and len(numbers) > 1 and not whole:
-        # Whole numbers that count up, above numbers that are all written with a fraction.
+        # Integers that count up, above numbers that are all written with a fraction.
         return True, f"the first line ({shown}) is taken as a header; use --header no if it is a row of data"
     doubtful = (
         (len(numbers) >= _COUNTING_MIN and counts and not any(map(_counts, others)))
@@ -309,7 +309,7 @@ def _is_header(first: list[str], body: list[list[str]], number_columns: list[boo
     return False, None
 
 
-#: Words that stand for a missing number.
+#: Words that mean a missing number.
 _MISSING = frozenset(
     {"na", "n/a", "nan", "null", "none", "nil", "inf", "-inf", "+inf", "infinity", "-infinity", "?", "-"}
 )
@@ -346,7 +346,7 @@ def _read_text(comm: Comm, path: Path, choose: Choose, delimiter: str | None, he
     with _open(path) as file:
         if start > 0:
             file.seek(start - 1)
-            # To the end of the line that the rank before has begun.
+            # Skip the rest of the line that began in the previous rank's part.
             start += len(file.readline()) - 1
         at = start
         while at < end:
@@ -376,7 +376,7 @@ class _Parser:
         block = block.removesuffix(b"\n")
         rows: Sequence[list[str] | None]
         try:
-            # Not splitlines(), which also splits at characters that are part of a field.
+            # Not splitlines(), which also splits at characters that can be part of a field.
             lines = block.decode("utf-8-sig" if self.lines == 0 else "utf-8").split("\n")
             rows = _rows(lines, self.layout.delimiter)
         except (UnicodeDecodeError, csv.Error):

@@ -1,4 +1,4 @@
-"""Commands about one running stream of this machine: which one is meant, and a request to its worker 0."""
+"""Commands for one running stream of this machine: selecting it, and requests to its worker 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidemill.apps._arguments import duration_s
 
 __all__ = ["LOOK_S", "add_options", "asked", "fail", "found"]
 
-#: Between two looks whether a job has done what it was asked for.
+#: The interval between checks whether a job has carried out a request.
 LOOK_S = 0.1
 
 
@@ -66,7 +66,7 @@ def asked(job: dict[str, Any], request: dict[str, Any], timeout_s: float | None)
     try:
         draft.write_text(json.dumps({**request, "id": request_id}))
         while True:
-            # One request at a time: the job takes it away before it reads the next.
+            # One request at a time: the job removes a request before it reads the next.
             is_asked = is_asked or _linked(draft, asking)
             gone = not any(one.get("file") == job["file"] for one in _status.jobs())
             if answered.exists():

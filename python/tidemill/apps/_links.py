@@ -1,4 +1,4 @@
-"""What links cost, as a file: measured by ``tidemill tune --links``, read by ``tidemill simulate --parameters``."""
+"""Files with the costs of links: measured by ``tidemill tune --links``, read by ``tidemill simulate --parameters``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _VERSION = 1
 _LINKS = ("same_host", "other_host")
 _COSTS = (*_LINKS, "other_rack_latency_s", "reduce_per_byte_s", "copy_per_byte_s")
 _BYTES_MAX = 1 << 20
-#: Round trips that a file keeps, evenly over their order.
+#: The number of round trips in a file, at even intervals of their order.
 _SAMPLES = 100
 
 
 class ParametersError(Exception):
-    """A file of parameters, or what is asked of it, is wrong; the message says what to do."""
+    """A file of parameters, or its use, is invalid; the message says what to do."""
 
 
 def measure(comm: Any) -> dict[str, Any]:
-    """Return the parameters of the links of a job, as a file has them. Collective; only rank 0's are complete."""
+    """Measure and return the parameters of a job's links, as in a file. Collective; only rank 0's are complete."""
     measured = _tidemill.measure_links(comm)
     trips = measured.pop("round_trips_s")
     if "other_host" in measured:
-        # Racks are not known here, and are taken to be as far as hosts.
+        # Racks are not known here, so other racks are assumed to be as far as other hosts.
         measured["other_rack_latency_s"] = measured["other_host"][0]
     return {
         "version": _VERSION,
@@ -81,7 +81,7 @@ def read_parameters(path: str) -> dict[str, Any]:
         if wrong or not all(_is_cost(number) for number in numbers):
             what = "latency, overhead and seconds per byte" if name in _LINKS else "a number"
             raise ParametersError(f"{path}: {name} must be {what}, 0 or more, not {value!r}")
-    # Native code takes a link as a tuple, which JSON has not.
+    # Native code takes a link as a tuple, which JSON does not have.
     read["costs"] = {name: tuple(value) if name in _LINKS else value for name, value in costs.items()}
     return read
 

@@ -1,4 +1,4 @@
-"""What has come of a move of a stream's keys, for people."""
+"""Moves of a stream's keys, and their outcome as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["run"]
 
 
 def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeout_s: float | None) -> int:
-    """Ask a job for a move of its keys and print what has come of it; return the exit code."""
+    """Ask a job to move keys and print the outcome; return the exit code."""
     if isinstance(job, str):
         return _jobs.fail(command, job)
     if job["durable"] is None:
@@ -31,7 +31,7 @@ def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeou
 
 
 def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
-    """Return what a job has answered; `free` is what takes all of it from a host."""
+    """Return a job's answer as lines; `free` describes how to free a host completely."""
     head = f"stream {job!r}: "
     if "said" in answer:
         return [head + answer["said"], *_stays(answer, free)]
@@ -57,7 +57,7 @@ def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
 
 
 def _stays(answer: dict[str, Any], free: str) -> list[str]:
-    """Return what moving keys does not take from a host that is drained."""
+    """Return what remains on a drained host when its keys have moved."""
     if not (stays := answer.get("stays")):
         return []
     tasks = f", with copies of {', '.join(stays['tasks'])}, which are not keyed" if stays["tasks"] else ""

@@ -14,7 +14,7 @@ __all__ = ["Plane", "sample_rows", "scatter"]
 
 Array = NDArray[np.float64]
 
-#: Points drawn: enough to see shapes, few enough for any viewer.
+#: Maximum number of points drawn: enough to see shapes, few enough for any viewer.
 POINTS_MAX = 6000
 #: Rows that principal components are computed from.
 _PCA_ROWS_MAX = 50_000
@@ -46,13 +46,13 @@ class Plane:
             self.axes = np.eye(d, 2)
             self.labels = (names[0], names[1] if d == 2 else "")
             return
-        # Evenly spread rows give the same directions to the eye, in a fraction of the time.
+        # Evenly spaced rows give visually the same directions, in a fraction of the time.
         x = x[sample_rows(comm, len(x), _PCA_ROWS_MAX)]
         sums = allreduce(comm, np.append(x.sum(axis=0), len(x)))
         self.mean = sums[:-1] / sums[-1]
         centred = x - self.mean
         values, vectors = np.linalg.eigh(allreduce(comm, centred.T @ centred))
-        # The sign of an eigenvector is arbitrary; ranks and runs shall agree.
+        # The sign of an eigenvector is arbitrary, but ranks and runs must agree.
         axes = vectors[:, [-1, -2]]
         self.axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), [0, 1]] < 0, -1.0, 1.0)
         share = 100 * np.maximum(values[[-1, -2]], 0) / max(values.sum(), np.finfo(float).tiny)
@@ -78,7 +78,7 @@ def sample_rows(comm: Comm, n: int, most: int = POINTS_MAX) -> NDArray[np.intp]:
 def _colour(i: int, k: int) -> str:
     if k <= len(_COLOURS):
         return _COLOURS[i]
-    # Turning by the golden ratio keeps neighbours apart for any number.
+    # Steps of the golden ratio keep neighbors apart for any number.
     red, green, blue = colorsys.hls_to_rgb(i * 0.618033988749895 % 1.0, 0.45 + 0.15 * (i % 3 - 1), 0.6)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
@@ -134,7 +134,7 @@ def scatter(points: Array, labels: NDArray[np.int32], centres: Array, title: str
     for label in range(k):
         chosen = placed[visible & (labels == label)]
         if len(chosen):
-            # One path for a cluster: a dot is a line of no length with round ends.
+            # One path per cluster: a dot is a line of length zero with round ends.
             dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in chosen)
             out.append(
                 f'<path d="{dots}" stroke="{_colour(label, k)}" stroke-width="3.4" stroke-linecap="round" '

@@ -6,7 +6,7 @@ import unicodedata
 
 __all__ = ["plain"]
 
-#: Controls, and characters that change the direction of text, or are not to be seen.
+#: Control characters, invisible characters, and those that change the direction of text.
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 

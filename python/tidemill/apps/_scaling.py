@@ -1,4 +1,4 @@
-"""A running stream whose job its launcher starts again with other workers: the request, and what has come of it."""
+"""Restarts of a running stream's job with other workers by its launcher: the request, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.hosts._commands import start_time
 
 __all__ = ["run"]
 
-#: The longest to wait, by default: a program may have much to do before its stream, but its launcher may be gone.
+#: The default maximum wait: a program may have much to do before its stream, but its launcher may also have died.
 _PATIENCE_S = 600.0
 
 
@@ -40,7 +40,8 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
         return 0
     folder = Path(job["launch"])
     try:
-        # Beside the job's folder, which goes with it; the launcher is no process of an emulated host, but has its files.
+        # Next to the job's folder, which is deleted with the job; the launcher does not run on an emulated host, but
+        # sees its files.
         with tempfile.TemporaryDirectory(prefix="tidemill-scale-", dir=folder.parent) as private:
             answered = Path(private) / "answer.json"
             answer = _answer(job, folder, {**request, "answer": str(answered), "asked_s": time.time()}, patience_s)
@@ -66,7 +67,8 @@ def _answer(job: dict[str, Any], folder: Path, request: dict[str, Any], timeout_
         _scale.withdraw(folder)
         raise
     while not answered.exists():
-        # The folder goes when the launch ends: either the stream stopped for this, or the launcher answers.
+        # The folder is deleted when the launch ends: either the stream stopped for this request, or the launcher
+        # answers.
         is_here = any(one.get("file") == job["file"] for one in _status.jobs())
         if not is_here:
             asked.unlink(missing_ok=True)
@@ -78,7 +80,7 @@ def _answer(job: dict[str, Any], folder: Path, request: dict[str, Any], timeout_
 
 
 def _predicted(job: dict[str, Any], request: dict[str, Any]) -> str:
-    """Return what would be done, and how long the stream would stand by what its start and its last checkpoint took."""
+    """Return what would be done, and how long the stream would pause, estimated from its start and last checkpoint."""
     workers, now = request["workers"], job["workers"]
     hosts = f", none of them on host {request['leave']}" if request.get("leave") else ""
     what = f"would be started again with {workers} worker{'' if workers == 1 else 's'} instead of {now}{hosts}"
@@ -95,6 +97,6 @@ def _predicted(job: dict[str, Any], request: dict[str, Any]) -> str:
 
 
 def _start_s(job: dict[str, Any]) -> float | None:
-    """Return how long after its start worker 0 came to the stream."""
+    """Return how long worker 0 ran before it started the stream."""
     ticks = start_time(job["pid"])
     return None if ticks is None else max(0.0, float(job["begun_up_s"]) - ticks / os.sysconf("SC_CLK_TCK"))

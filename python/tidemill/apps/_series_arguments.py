@@ -230,7 +230,7 @@ def _check_options(parser: Parser, options: argparse.Namespace) -> None:
     if options.follow and len(options.file) != 1:
         parser.error("--follow needs exactly one file, folder, glob or stream")
     for file in options.file:
-        # Without --follow a URL of HTTP is that of a file.
+        # Without --follow, an HTTP URL refers to a file.
         why = why_not_followed(file) if options.follow or file.startswith("amqp") else None
         if why is not None:
             parser.error(f"{named(file)}: {why}")

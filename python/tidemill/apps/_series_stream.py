@@ -33,9 +33,9 @@ from tidemill.viz import FrameError, FrameReader
 
 __all__ = ["Frames", "Running", "check_cut"]
 
-#: From one checkpoint to the next.
+#: The checkpoint interval.
 _INTERVAL = "1s"
-#: Bytes of a file that are read at a time: between two pieces there may be a checkpoint.
+#: Bytes of a file that are read at a time; checkpoints are possible between two pieces.
 _PIECE_BYTES = 1 << 20
 
 
@@ -110,7 +110,7 @@ class Running:
                 stop_when=stop,
             )
         except DataSetError as error:
-            # What is wrong with the rows is said as where they are followed without a checkpoint.
+            # Report invalid rows in the same way as without a checkpoint.
             raise SeriesError(re.sub(r"(?s)^.*?\bSeriesError: ", "", str(error))) from error
 
 
@@ -153,7 +153,7 @@ class Frames:
             self._times = list(FrameReader(self._out).times)
             self._figures = json.loads((self._out / "summary.json").read_text(encoding="utf-8"))["per_frame"]
         except (FrameError, FileNotFoundError):
-            # No frame yet, or the first one was not summed up.
+            # There is no frame yet, or the first one was not summarized.
             pass
 
     def _write(self, number: int, time: str, frame: series.Frame) -> None:

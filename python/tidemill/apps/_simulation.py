@@ -1,4 +1,4 @@
-"""What a simulation is asked for: a workload in its default size, on a cluster without faults, unless told otherwise."""
+"""Simulation requests: by default, a workload in its default size on a cluster without faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNLESS_TOLD: dict[str, Any] = {
 def simulation_request(
     workload: str, workers: int, hosts: int, parameters: dict[str, Any], **told: Any
 ) -> dict[str, Any]:
-    """Return what `_tidemill.simulate` takes: every key of it, with the costs and rates that a file of parameters has."""
+    """Return the complete request for `_tidemill.simulate`, with the costs and rates from a file of parameters."""
     request: dict[str, Any] = _tidemill.simulate_defaults(workload)
     for part in ("costs", "rates"):
         request[part].update(parameters.get(part, {}))

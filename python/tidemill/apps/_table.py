@@ -18,7 +18,7 @@ from tidemill.ml._job import Comm, allreduce
 
 __all__ = ["Bad", "Column", "Features", "Share", "TableError", "encode", "locate_bad", "select", "standardize"]
 
-#: Bad rows of each rank that are told to the others.
+#: Maximum number of bad rows of each rank that are reported to the others.
 _BAD_SHOWN = 20
 
 
@@ -47,12 +47,12 @@ class Share:
     """The rows that one rank has read."""
 
     columns: list[Column]
-    #: Of each column, the good rows: float64 for numbers, a list of str for text.
+    #: The good rows of each column: float64 for numbers, a list of str for text.
     values: list[NDArray[np.float64] | list[str]]
     #: For each row of the share, whether it is good.
     good: NDArray[np.bool_]
     bad: list[Bad] = field(default_factory=list)
-    #: Lines (of text) or rows (of a table) in this share, and before the first one of rank 0's.
+    #: The number of lines (of text) or rows (of a table) in this share, and before rank 0's first one.
     places: int = 0
     first_place: int = 1
 
@@ -63,7 +63,7 @@ class Features:
 
     x: NDArray[np.float64]
     names: list[str]
-    #: One sentence for each thing done to the columns.
+    #: One sentence for each change of the columns.
     notes: list[str]
 
 
@@ -166,7 +166,7 @@ def standardize(
     mean = sums[:-1] / max(sums[-1], 1.0)
     centred = x - mean
     deviation = np.sqrt(allreduce(comm, (centred**2).sum(axis=0)) / max(sums[-1], 1.0))
-    # What is left of equal values after rounding is not a spread.
+    # A remainder of equal values after rounding is not variation.
     deviation[deviation <= 1e-12 * np.abs(mean)] = 1.0
     deviation[deviation == 0] = 1.0
     return centred / deviation, mean, deviation

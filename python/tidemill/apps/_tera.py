@@ -27,7 +27,7 @@ def records(start: int, count: int, seed: int) -> NDArray[np.uint8]:
     -------
     numpy.ndarray of uint8, shape (count, 100)
     """
-    # A generator that can begin anywhere: the same records however many workers make them. Four words a record.
+    # A generator that can start anywhere: the records do not depend on the number of workers. Four words per record.
     words = np.random.Philox(key=seed, counter=start).random_raw(4 * count).reshape(count, 4)
     made = np.full((count, RECORD_BYTES), ord("."), np.uint8)
     made[:, :8] = words[:, 0].astype(">u8").view(np.uint8).reshape(count, 8)

@@ -13,17 +13,17 @@ __all__ = ["bucket_lines"]
 #: From nothing to the heaviest bucket.
 _BLOCKS = "·▁▂▃▄▅▆▇█"
 _ASCII = ".:-=+*#%@"
-#: A line of the map has so many cells, or the next smaller of these that fits.
+#: The number of cells in a line of the map: the largest of these that fits.
 _CELLS = (128, 64, 32, 16)
 _HEAVY_SHOWN = 5
 _NAME_WIDTH = 20
 _KEY_WIDTH = 40
-#: Of a display that fits the height: lines that are not rows of hosts, for each task.
+#: In a display that fits the height: lines for each task that are not rows of hosts.
 _OTHER_LINES = 18
 
 
 def bucket_lines(cluster: Cluster, screen: Screen) -> list[str]:
-    """Return a heat map of each task that is dealt by key."""
+    """Return a heat map of each task partitioned by key."""
     keyed = [(task, task.buckets) for task in cluster.tasks if task.buckets is not None and task.buckets.hosts]
     if not keyed:
         return ["  no task of this job takes rows by key"]

@@ -89,7 +89,7 @@ class HeavyKey:
 
 @dataclass(frozen=True)
 class Task:
-    """A task; its buckets if it is dealt by key."""
+    """A task, with its buckets if it is partitioned by key."""
 
     name: str
     buckets: Buckets | None
@@ -106,7 +106,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that holds the job up."""
+    """A cause of slowness."""
 
     kind: str
     sentence: str
@@ -117,7 +117,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a decision stands, and why if it failed."""
+    """The status of a decision, and the reason if it failed."""
 
     state: str
     reason: str | None = None
@@ -125,7 +125,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the controller has decided."""
+    """A decision of the controller."""
 
     at_s: float
     sentence: str
@@ -188,7 +188,7 @@ def host_names(cluster: Cluster) -> list[str]:
 
 
 def _check(cluster: Cluster) -> None:
-    """Check that indices are those of something."""
+    """Check that indices are in range."""
     hosts = len(cluster.hosts)
     for at, link in enumerate(cluster.links):
         if not (0 <= link.from_ < hosts and 0 <= link.to < hosts):
@@ -209,7 +209,7 @@ def _check(cluster: Cluster) -> None:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what makes a value of a type from JSON; its errors begin with the place in it."""
+    """Return a function that converts JSON to a type; its errors begin with the position in the JSON."""
     if simple := {float: _number, int: _whole, str: _text, Outcome: _outcome}.get(kind):
         return simple
     if is_dataclass(kind):
@@ -223,7 +223,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _object(kind: Any) -> Callable[[Any], Any]:
     types = get_type_hints(kind)
-    # `from` is a word of Python.
+    # `from` is a keyword in Python.
     members = [(field.name.removesuffix("_"), _reader(types[field.name])) for field in fields(kind)]
 
     def read(value: Any) -> Any:

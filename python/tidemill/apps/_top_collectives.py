@@ -12,18 +12,18 @@ from tidemill.mpi._lateness import compare, time_text
 
 __all__ = ["late_copies"]
 
-#: Who is late less often may be so by chance.
+#: A copy that is late less often than this may be so by chance.
 _OFTEN = 0.2
-#: Fewer calls say nothing.
+#: Fewer calls are not significant.
 _CALLS_MIN = 5
-#: A host is full, or a link is.
+#: The load from which a host or a link counts as full.
 _FULL = 0.85
-#: Threads that wait for a CPU, for each that has one: others take its time.
+#: The number of threads waiting for a CPU, per running thread, from which other threads take a host's time.
 _CROWDED = 0.25
-#: Two numbers of which neither is less than this part of the other are alike.
+#: Two numbers are similar if the smaller is at least this part of the larger.
 _TIE = 0.8
 
-#: Number, host and waits: numbers of calls, with seconds.
+#: Number, host and waits (call numbers with seconds).
 _Copy = tuple[int, str, list[tuple[int, float]]]
 
 
@@ -37,7 +37,7 @@ def late_copies(job: Sequence[Status], cluster: Cluster) -> list[str]:
 
 
 def _steps(job: Sequence[Status]) -> dict[str, list[_Copy]]:
-    """Return the copies of each step that have told of their collectives."""
+    """Return the copies of each step that have reported collectives."""
     steps: dict[str, list[_Copy]] = {}
     for status in job:
         for copy in status.get("collectives") or []:
@@ -47,12 +47,12 @@ def _steps(job: Sequence[Status]) -> dict[str, list[_Copy]]:
 
 
 def _sentence(step: str, copies: list[_Copy], cluster: Cluster) -> str | None:
-    """Return who is late most, and why as far as its host tells; None if nobody is."""
+    """Return which copy is late most often, and why if its host tells; None if none is."""
     found = compare([waits for _, _, waits in copies], [host for _, host, _ in copies])
     late = max(found, key=lambda one: one.late * one.late_s)
     behind = max(found, key=lambda one: one.behind * one.behind_s)
     late_s, behind_s = late.late * late.late_s, behind.behind * behind.behind_s
-    # Of two copies one is late and the other one waits longer, whichever is the reason.
+    # With two copies, one is late and the other waits longer, whatever the reason.
     is_tie = late_s > _TIE * behind_s and behind_s > _TIE * late_s
     by_link = bool(_full_ways(_host(behind.host, cluster))) if is_tie else behind_s > late_s
     worst, times = (behind, behind.behind) if by_link else (late, late.late)
@@ -70,7 +70,7 @@ def _host(name: str, cluster: Cluster) -> Host | None:
 
 
 def _cpu(host: Host | None) -> str:
-    """Return what a host's CPUs have to do with it."""
+    """Return how a host's CPUs contribute."""
     if host is None or host.cores <= 0:
         return "the others wait for its work"
     busy = f"the CPUs of {host.name} are busy {percent(min(host.cpus_used / host.cores, 1))}"
@@ -82,7 +82,7 @@ def _cpu(host: Host | None) -> str:
 
 
 def _link(host: Host | None) -> str:
-    """Return what a host's link has to do with it."""
+    """Return how a host's link contributes."""
     if host is None:
         return "look at its link"
     if full := _full_ways(host):

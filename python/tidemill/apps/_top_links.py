@@ -10,11 +10,11 @@ from tidemill.apps._top_text import Screen, clipped, counted, fitting, mbit, per
 __all__ = ["links_lines"]
 
 _WAITING = ("senders wait", "Mbit/s", "can carry", "busy", "for link", "for credit", "queued", "RTT")
-#: Waits of fewer senders, on average, are not marked.
+#: Waits are marked from this average number of waiting senders on.
 _WAIT_MIN = 0.01
 _WAITING_SHOWN = 10
 _NAME_WIDTH = 20
-#: Of a display that fits the height: lines that are not rows of hosts.
+#: In a display that fits the height: lines that are not rows of hosts.
 _OTHER_LINES = 9
 
 
@@ -35,7 +35,7 @@ def _matrix(cluster: Cluster, screen: Screen) -> list[str]:
     }
     sent = [f"{_use(host.out_bytes_s, host.out_capacity)} " for host in cluster.hosts]
     received = [f"{_use(host.in_bytes_s, host.in_capacity)} " for host in cluster.hosts]
-    # A mark may follow each cell, so headings end one column earlier, too.
+    # A mark may follow each cell, so headings also end one column earlier.
     widths = {
         at: 2 + max(len(names[at]) + 1, len(received[at]), *(len(cells[row, at]) for row in hosts)) for at in hosts
     }
@@ -54,7 +54,7 @@ def _matrix(cluster: Cluster, screen: Screen) -> list[str]:
 
 
 def _cell(link: HostLink | None) -> str:
-    """Return use and capacity of a link, and a mark if somebody waits for it; none of nothing."""
+    """Return use and capacity of a link, and a mark if senders wait for it; empty without traffic."""
     if link is None:
         return ""
     mark = " "
@@ -92,7 +92,7 @@ def _legend(cells: list[str]) -> list[str]:
 
 
 def _left(links: dict[tuple[int, int], HostLink], rows: list[int], columns: list[int]) -> list[str]:
-    """Return what has been left out."""
+    """Return a line about links that are not shown."""
     hosts = {host for link in links for host in link}
     missing = [
         counted(len(hosts - set(of)), what) for of, what in ((rows, "sender"), (columns, "receiver")) if hosts - set(of)

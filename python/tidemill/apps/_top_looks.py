@@ -13,7 +13,7 @@ Look = tuple[Status | None, Status]
 #: Samples by job and worker.
 Looks = dict[tuple[str, int], Look]
 
-#: Who has told nothing for so long is pointed out, and as much later as workers of large jobs tell less often.
+#: Workers that have been silent for this long are marked, and later in large jobs, whose workers report less often.
 QUIET_S = 5.0
 _QUIET_S_PER_WORKER = 0.01
 
@@ -54,5 +54,5 @@ def grouped(looks: Looks) -> list[list[Look]]:
 
 
 def is_quiet(status: Status) -> bool:
-    """Return whether nothing has been heard of a worker for long."""
+    """Return whether a worker has been silent for long."""
     return bool(status["silent_s"] > QUIET_S + _QUIET_S_PER_WORKER * status["workers"])

@@ -18,9 +18,10 @@ _FLOW = ("rows/s", "remote/s", "queued", "blocked")
 _EDGES = ("", *_FLOW, "time", "behind", "held back by")
 _PARTS = ("", *_FLOW, "spilled")
 _STEPS = ("step", "busy", "rows/s", "ms/row")
-#: A step of which no copy works for so much of the time is not shown, unless it is a function of the program.
+#: A step whose copies are all busy for less than this share of the time is not shown, unless it is a function of the
+#: program.
 _BUSY_MIN = 0.01
-#: A checkpoint is pointed out when it is so many times older than it should be; one that is made very often, after some seconds.
+#: A checkpoint is marked when it is this many times older than its interval; with short intervals, after some seconds.
 _OVERDUE_TIMES = 5
 _OVERDUE_S = 5.0
 
@@ -111,15 +112,15 @@ def _quiet(job: list[Status]) -> list[str]:
 
 
 def _main_cause(first: Status) -> list[str]:
-    """Return the heaviest cause of what holds the job up, as worker 0 tells."""
+    """Return the main cause of slowness that worker 0 reports."""
     try:
         cluster = read_cluster(first.get("cluster"))
     except ClusterError:
-        # The other displays say so.
+        # The other displays show it.
         return []
     if cluster is None or not cluster.causes:
         return []
-    # What helps is the end of the sentence, which a terminal may cut.
+    # The remedy is at the end of the sentence, which a terminal may cut off.
     return [f"  slow (more: --why): {cluster.causes[0].sentence}"]
 
 
@@ -147,7 +148,7 @@ def _flows(look: Look) -> dict[str, _Flow]:
     """Return the flow over each edge of one worker."""
     before, status = look
     olds = {edge["edge"]: edge for edge in before["edges"]} if before else {}
-    # What who is silent does now, nobody knows.
+    # The current activity of silent workers is unknown.
     known = before is not None and not status["over"] and not is_quiet(status)
     seconds = told_s(status) - told_s(before) if before and known else 0.0
     flows: dict[str, _Flow] = {}
@@ -217,7 +218,7 @@ def _overdue(job: list[Status], steps: list[_Step]) -> list[str]:
         return []
     what = "the newest checkpoint is" if made else "no checkpoint yet, after"
     line = f"  checkpoints are late: {what} {short(age_s)}{' old' if made else ''}, one is due every {short(every_s)}"
-    # Of a task and a function within it, which are about as busy, the function is what people know.
+    # A task and a function within it are about equally busy; users know the function.
     slow = max(steps, key=lambda step: step.busy * (1.25 if step.is_function else 1), default=None)
     if slow is not None and slow.busy >= 0.5:
         line += f"; slow is {slow.name}, {100 * min(slow.busy, 1):.0f}% busy"

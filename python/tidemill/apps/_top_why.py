@@ -1,4 +1,4 @@
-"""``tidemill top --why``: what holds a job up, and what its controller has decided."""
+"""``tidemill top --why``: causes of slowness, and the decisions of the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUTCOMES = {
     "failed": "failed",
 }
 _DECISIONS = ("ago", "buckets", "predicted", "measured", "outcome")
-#: Texts are not made narrower than this, however narrow the terminal.
+#: Texts are not wrapped at less than this, however narrow the terminal.
 _WIDTH_MIN = 40
 
 
@@ -75,7 +75,7 @@ def _load(cluster: Cluster) -> str:
 
 
 def _ways(cluster: Cluster) -> list[tuple[float, float | None, int, str]]:
-    """Return rate, capacity, host and direction of what hosts receive and send."""
+    """Return rate, capacity, host and direction of the hosts' traffic."""
     return [
         way
         for at, host in enumerate(cluster.hosts)

@@ -1,4 +1,4 @@
-"""``tidemill simulate --validate``: collectives measured on the workers of a job, beside what is predicted for them."""
+"""``tidemill simulate --validate``: collectives measured on the workers of a job, next to predictions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["validate"]
 
 _COLLECTIVES = ("allreduce", "bcast", "alltoall")
 _SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-#: Calls one after the other, measured and predicted; fewer of long ones.
+#: Calls of a collective, measured and predicted; fewer if they are slow.
 _REPEATS = 20
 _REPEATS_LONG = 5
 _LONG_BYTES = 64 << 10
-#: What the model is meant to reach: the median error.
+#: The goal for the model's median error.
 _GOAL = 0.15
 
 
@@ -72,7 +72,7 @@ def _summary(errors: dict[str, list[float]]) -> list[str]:
 
 
 def _host() -> tuple[str, int]:
-    """Return what tells this host from others, emulated ones too."""
+    """Return an identifier of this host, emulated or not."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(), Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -85,7 +85,7 @@ def _hosts(everyone: Sequence[tuple[str, int]]) -> list[int]:
 def _predict(
     parameters: dict[str, Any], host_of: list[int], collective: str, size: int, repeats: int
 ) -> tuple[float, str, int]:
-    """Return seconds for a call, and how it is run: algorithm, and bytes of a chunk."""
+    """Return the seconds of a call, its algorithm, and the bytes of a chunk."""
     told = {"host_of": host_of, "bytes": size, "steps": repeats, "shared_cores": parameters.get("shared_cores")}
     request = simulation_request(collective, len(host_of), max(host_of) + 1, parameters, **told)
     outcome = _tidemill.simulate(request)

@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--epoch", type=int, metavar="N", help="with --copy: copy the checkpoint of this epoch instead of the newest"
     )
-    # It is no job of several workers; the launcher's option is taken as others take it.
+    # This command does not use several workers, but accepts the launcher's option like others.
     parser.add_argument("-n", "--workers", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.epoch is not None and (options.copy is None or options.epoch < 0):
         parser.error("--epoch goes with --copy, and is not negative")
     storage = dict(options.storage_option)
-    # One is enough: the others have nothing to do, and are not waited for.
+    # One worker is enough; the others have nothing to do.
     if init().rank != 0:
         return 0
     try:

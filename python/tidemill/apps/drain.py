@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _restart(options: argparse.Namespace) -> int:
-    """Have the job started again without the host; the other hosts get no more workers than they have."""
+    """Restart the job without the host; the other hosts get no additional workers."""
     job = _jobs.found(options.name, options.pid, "drained")
     if isinstance(job, str):
         return _jobs.fail("drain", job)
@@ -61,7 +61,7 @@ def _restart(options: argparse.Namespace) -> int:
 
 
 def _hosts(job: dict[str, Any]) -> list[str]:
-    """Return the host of each worker of a job that has told where it is."""
+    """Return the hosts of those workers of a job that have reported theirs."""
     return [str(one["host"]) for one in _status.jobs() if one["job_id"] == job["job_id"]]
 
 

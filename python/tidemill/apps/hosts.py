@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tidemill.apps._arguments import duration_s
 from tidemill.hosts import Cluster, HostsError, Traffic, find, names, up
 
-# Of people, not of programs: what they pass as a bandwidth is printed as they write it.
+# For people rather than programs: a bandwidth is printed as it is written on the command line.
 from tidemill.hosts._commands import described
 
 __all__ = ["main"]
@@ -127,7 +127,7 @@ def _show(options: argparse.Namespace) -> None:
     if not 0.1 <= options.every <= 3600:
         raise HostsError("--every is from 0.1 to 3600 seconds")
     cluster = find(options.name)
-    # On a terminal each table takes the place of the one before.
+    # On a terminal, each table replaces the previous one.
     up_again = f"\x1b[{len(cluster.hosts) + 1}A\x1b[J" if sys.stdout.isatty() else "\n"
     between = ""
     before, at = None if options.once else cluster.traffic(), time.monotonic()
@@ -148,7 +148,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _table(cluster: Cluster, now: Sequence[Traffic], before: Sequence[Traffic] | None, seconds: float) -> str:
-    """Return what is shown: a line for each host."""
+    """Return the table, with a line for each host."""
     lines = [("host", "address", "in", "rate in", "limit in", "out", "rate out", "limit out", "")]
     for host, traffic in zip(cluster.hosts, now, strict=True):
         state = "" if host.is_alive and not traffic.is_cut else "cut off" if host.is_alive else "killed"

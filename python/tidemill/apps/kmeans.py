@@ -29,9 +29,9 @@ from tidemill.ml._shard import Array, Shard
 
 __all__ = ["main"]
 
-#: Clusters whose sizes are printed.
+#: Maximum number of clusters whose sizes are printed.
 _SHOWN = 20
-#: Clouds in the generated set.
+#: The number of clouds in the generated set.
 _CLOUDS = 12
 
 
@@ -141,7 +141,7 @@ class _Shown(KMeans):
     phases: Phases
     first_shift = 0.0
     part = 0.0
-    #: Of all starts together.
+    #: Over all starts.
     iterations = 0
 
     def _start(self, shard: Shard, rng: np.random.Generator) -> Array:
@@ -152,7 +152,7 @@ class _Shown(KMeans):
 
     def _report(self, iteration: Iteration) -> None:
         self.iterations += 1
-        # Centres move less and less, by about the same factor each time: the logarithm shows how far it is to go.
+        # Centers move less and less, by about the same factor each time, so the logarithm shows the progress.
         shift = max(iteration.shift, np.finfo(float).tiny)
         self.first_shift = self.first_shift or shift
         done = (math.log(self.first_shift) - math.log(shift)) / math.log(1e6)
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(comm, arguments)
     except ValueError as error:
-        # Every rank has it: bad input is raised everywhere.
+        # All ranks get the error for bad input.
         if comm.rank == 0:
             print(f"tidemill kmeans: {error}", file=sys.stderr)
         return 1

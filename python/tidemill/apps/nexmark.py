@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, tm.DataSetError) as error:
         if job.rank == 0:
             print(f"tidemill nexmark: {error}", file=sys.stderr)
-        # The launcher stops the others when one fails, which shall not be before worker 0 has spoken.
+        # The launcher stops the others when one fails, which must not happen before worker 0 has printed its message.
         job.comm.Barrier()
         return 1
     return _run(job, events, arguments, answers)
@@ -116,7 +116,7 @@ def _run(job: Any, events: Events, arguments: argparse.Namespace, answers: _Answ
     splits = job.size * query_threads(job)
     for number in arguments.queries:
         name = f"Q{number} {TITLES[number]:32}"
-        # Of a query that is not compared rows are only counted. Threads append to lists without a lock.
+        # For queries without a comparison, rows are only counted. Threads append to lists without a lock.
         counts: list[int] = []
         tables: list[tm.Table] = []
 
@@ -131,11 +131,11 @@ def _run(job: Any, events: Events, arguments: argparse.Namespace, answers: _Answ
         try:
             query(number, streams).write_stream(take)
         except tm.DataSetError as error:
-            # Every worker has it.
+            # Every worker gets this error.
             wrong.append(number)
             say(f"{name} failed: {error}")
             continue
-        # The slowest worker's.
+        # The time of the slowest worker.
         seconds = max(job.comm.allgather(time.perf_counter() - begin))
         rows = sum(job.comm.allgather(sum(counts)))
         difference = answers.difference(number, tables) if answers is not None else ""
@@ -181,7 +181,7 @@ class _Answers:
         for table in tables:
             self._duckdb.register("given", table)
             self._duckdb.execute("insert into rows select * from given")
-        # Rows that are all of the other's, and as many, are the same.
+        # Rows are equal if all of them occur in the other table, and both have the same number.
         rows, expected = (self._one(f"select count(*) from {name}")[0] for name in ("rows", "expected"))
         extra = self._one("select * from rows except all select * from expected limit 1")
         if extra is None and rows == expected:

@@ -18,28 +18,29 @@ import tidemill as tm
 
 __all__ = ["Events"]
 
-#: Of the first event: where the source `tidemill.stream.from_generator` begins.
+#: The time of the first event: where the source `tidemill.stream.from_generator` begins.
 _START_US = 1_767_225_600_000_000
-#: Of each 50 events.
+#: Kinds among each 50 events.
 _ALL, _PERSONS, _AUCTIONS = 50, 1, 3
-#: Ids begin here, so that those of events are not confused with their number.
+#: Ids begin here, so that they cannot be confused with event numbers.
 _FIRST_ID, _FIRST_CATEGORY = 1000, 10
 _CATEGORIES = 5
-#: Who may open auctions and bid, how many auctions may be bid for, and how many of each kind that do not exist yet.
+#: The number of persons who may open auctions and bid, of open auctions, and of those of each kind that do not exist
+#: yet.
 _ACTIVE_PERSONS, _OPEN_AUCTIONS, _LEAD = 1000, 100, 10
-#: One of so many persons or auctions in a row is hot.
+#: One of this many successive persons or auctions is hot.
 _HOT_OF = 100
-#: Not hot is one of so many: sellers of auctions, auctions of bids, bidders of bids.
+#: One of this many is not hot: sellers of auctions, auctions of bids, bidders of bids.
 _HOT_SELLERS, _HOT_AUCTIONS, _HOT_BIDDERS = 4, 2, 4
 
 _DICE = random.Random(0)
-#: What texts are cut out of. Of all that dice can do, only `random` is the same in every version of Python.
+#: The source of texts. Of the generator's methods, only `random` gives the same in every version of Python.
 _LETTERS = "".join(string.ascii_lowercase[int(26 * _DICE.random())] for _ in range(2048))
 
 _FIRST_NAMES = "Ada,Alan,Barbara,Edsger,Frances,Grace,John,Leslie,Margaret,Niklaus,Tony"
 _LAST_NAMES = "Baker,Carter,Cooper,Fisher,Mason,Miller,Potter,Taylor,Weaver"
 _CITIES = "Astoria,Casper,Eureka,Flagstaff,Fresno,Laramie,Medford,Moscow,Spokane,Tucson"
-#: Of which query 3 asks for three.
+#: Query 3 asks for three of these.
 _STATES = "AZ,CA,ID,OR,WA,WY"
 
 
@@ -54,7 +55,7 @@ def _one_of(words: str, number: str) -> str:
 
 def _text(at: str, length: object) -> str:
     """Return a string of at most 512 letters; `at` is below 1024."""
-    # Of a view, texts are slices: nothing is copied.
+    # Substrings of a view are slices, without copying.
     return f"substr(arrow_cast('{_LETTERS}', 'Utf8View'), 1 + {at}, {length})"
 
 
@@ -63,8 +64,8 @@ def _price(bits: str) -> str:
     return f"cast(round(100 * power(10.0, 6.0 * {bits} / {1 << 20}.0)) as bigint)"
 
 
-# Each kind takes its events out, and so many of 64 bits of chance as it needs: `r` and, of the rarer kinds, `s`. One round of
-# multiplying and shifting would let neighbours look alike.
+# Each kind selects its events, and takes as many 64-bit random numbers as it needs: `r` and, for the rarer kinds, `s`.
+# With only one round of multiplying and shifting, neighboring numbers would look alike.
 _NUMBERS = f"""
     select number, time, epoch, place, r, wrapping_mul(r ^ (r >> 29), 7046029254386353131) as s
     from (
@@ -149,7 +150,7 @@ class Events:
         return self._of(tm.sql(f"select value as number, {time} as time from range(0, {self.count})"))
 
     def _of(self, numbers: tm.DataSet) -> dict[str, tm.DataSet]:
-        # As long that on average as many auctions are open as bids choose from.
+        # Long enough that on average, as many auctions are open as bids choose from.
         length_us = 2 * _OPEN_AUCTIONS * _ALL // _AUCTIONS * self.step_us
         texts: Mapping[str, str] = {
             "person": _PERSON,

@@ -31,7 +31,7 @@ TITLES = {
 
 Streams = Mapping[str, tm.DataSet]
 
-#: The highest bid of each auction that has one in its time.
+#: The highest bid of each auction that had one while it was open.
 _WINNING = """
     select a.id, a.seller, a.category, a.expires, max(b.price) as price,
         tumble(a.expires, '10 seconds') as closing
@@ -123,7 +123,7 @@ _WON = f"""
     group by all
 """
 
-#: DuckDB's version of queries that it does not understand.
+#: DuckDB's version of queries that it does not support.
 ANSWERS: dict[int, str] = {
     4: f"select category, closing, avg(price) from ({_WON}) group by all",
     5: """

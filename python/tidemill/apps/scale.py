@@ -10,7 +10,7 @@ from tidemill.apps import _jobs, _scaling
 
 __all__ = ["main"]
 
-#: As many as `tidemill run` starts.
+#: The maximum that `tidemill run` starts.
 _WORKERS_MAX = 4096
 
 

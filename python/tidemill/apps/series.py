@@ -40,10 +40,10 @@ from tidemill.viz._format import INDEX
 
 __all__ = ["main"]
 
-#: What `--align` names that is no file.
+#: Values of `--align` that are not files.
 _ALIGN = ("previous", "first", "common")
 _PHASES = ("generate", "clean", "distances", "embed", "compare", "align", "write", "all")
-#: Options that no frame depends on.
+#: Options that do not affect frames.
 _NOT_OF_FRAMES = (
     "out",
     "overwrite",
@@ -58,7 +58,8 @@ _NOT_OF_FRAMES = (
     "glyphs",
     "title",
 )
-#: Times of JSON that are as far from 1970 as seconds and milliseconds, or nanoseconds, of our days are microseconds.
+#: JSON numbers whose distance from 1970 as microseconds is that of present times in seconds, milliseconds or
+#: nanoseconds.
 _EPOCH, _EPOCH_MS_MAX, _EPOCH_US_MAX = (np.datetime64(day, "us") for day in ("1970-01-01", "1970-05-01", "2262-01-01"))
 
 
@@ -69,14 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _Command(options).run()
     except (series.SeriesError, DataSetError) as error:
-        # Every rank has it: bad input is raised everywhere.
+        # All ranks get the error for bad input.
         if rank == 0:
             print(f"tidemill series: {error}", file=sys.stderr, flush=True)
-        # The launcher stops the others when one fails, which shall not be before rank 0 has spoken.
+        # The launcher stops the others when one fails, which must not happen before rank 0 has printed its message.
         tidemill.init().comm.Barrier()
         return 1
     except KeyboardInterrupt:
-        # How following and looking end.
+        # This is how following and watching end.
         return 0 if options.follow else 130
     return 0
 
@@ -87,7 +88,7 @@ class _Command:
         self.comm = tidemill.init().comm
         self.phases = Phases()
         self.bar = Bar(shown=self.comm.rank == 0)
-        #: The table of points that frames are turned to.
+        #: The table of points that frames are aligned to.
         self.aligned_to = None if options.align in _ALIGN else options.align
         self.embedder = series.Embedder(
             kind=options.distance,
@@ -98,7 +99,7 @@ class _Command:
             weighted=not options.no_weights,
             start=options.start,
             key_every=options.key_every,
-            # A table is read when the command runs, where what is wrong with it is told.
+            # Tables are read when the command runs, which reports errors in them.
             align="previous" if self.aligned_to else options.align,
             annealing=options.annealing,
             max_iter=options.max_iter,
@@ -109,12 +110,12 @@ class _Command:
         self.server: Server | None = None
         made_of = {name: value for name, value in vars(options).items() if name not in _NOT_OF_FRAMES}
         made_of["file"] = [named(file) for file in options.file]
-        #: All that frames depend on, except the rows.
+        #: Everything that frames depend on, except the rows.
         self.made_of: dict[str, Any] = json.loads(json.dumps(made_of, default=str))
         self.journal = Journal(options.out, self.made_of)
-        #: Where following was when the command ended last.
+        #: The position at the end of the last run of the command.
         self.standing: Standing | None = None
-        #: Figures of each frame; of a batch on worker 0 only.
+        #: The figures of each frame; for a batch only on worker 0.
         self.frames: list[dict[str, Any]] = []
         self.begin = time.perf_counter()
 
@@ -125,7 +126,7 @@ class _Command:
 
     def run(self) -> None:
         options = self.options
-        # What cannot be done shall be known before years of prices are read.
+        # Check for impossible requests before years of prices are read.
         collective_try(self.comm, self._check)
         files, self.groups = self._sources()
         if self.aligned_to is not None:
@@ -137,7 +138,7 @@ class _Command:
                 self._follow(files[0])
             else:
                 self._batch(files)
-            # Frames of a batch are told to worker 0 only; without any it has failed.
+            # Only worker 0 is told of a batch's frames; without any, the batch has failed.
             if options.view and (self.frames or not options.follow):
                 self._wait()
         finally:
@@ -149,7 +150,7 @@ class _Command:
         options = self.options
         if options.checkpoint is not None:
             check_cut(self._cut())
-            # Frames of this job are there if it was started before, whatever it had come to.
+            # Frames of this job exist if it was started before, however far it got.
             if self.comm.rank == 0 and not self.journal.is_begun():
                 self._check_empty()
                 self.journal.begin()
@@ -288,7 +289,7 @@ class _Command:
         begun = told = noted = False
         try:
             while not follower.ended:
-                # At its end there may be no more rows, but the last day is over.
+                # At the end there may be no more rows, but the last day is now complete.
                 grown = follower.poll() or follower.ended
                 if follower.note and not noted:
                     self.say(f"  {follower.note}")
@@ -319,7 +320,7 @@ class _Command:
                 if not begun:
                     if self.standing is not None:
                         if len(windows) <= self.standing.lines[-1]["window"]:
-                            # Not all of what frames were made of has been read yet.
+                            # Not all input of the frames has been read yet.
                             continue
                         done = self._go_on(self.standing, follower, windows)
                     self._begin(panel, name, append=done > 0)
@@ -371,7 +372,7 @@ class _Command:
         missing = [one for one in options.glyphs if one not in set(panel.ids.tolist())]
         if missing and not options.follow:
             raise series.SeriesError(f"--glyph {missing[0]}: no such id")
-        # Frames that are there are replaced when there is one to replace them by.
+        # Existing frames are replaced only when there is a new one.
         self.folder = series.FrameFolder(
             options.out,
             groups=groups,
@@ -385,7 +386,7 @@ class _Command:
         self.folder.phases = self.phases
 
     def _tell_references(self) -> None:
-        """Say why reference series are missing, or mean little."""
+        """Report why reference series are missing or of little use."""
         options = self.options
         why = why_no_references(options.distance, options.of, options.length)
         if why is not None and options.references != "no":
@@ -396,10 +397,10 @@ class _Command:
             self.say(f"{shown}: {why}; {has}")
 
     def _written(self, frames: Iterator[series.Frame]) -> Iterator[series.Frame]:
-        """Write frames as they come; when the first exists, serve them."""
+        """Write frames as they arrive; serve them once the first exists."""
         assert self.folder is not None, "it is made by _begin"
         for frame in self.folder.write_all(frames):
-            # Of past frames only the figures are needed.
+            # Only the figures of past frames are needed.
             self.frames.append(frame.figures())
             self._serve()
             yield frame
@@ -415,7 +416,7 @@ class _Command:
         if self.server is not None:
             self.say(f"the page is at {self.server.url}; Ctrl-C ends it")
             self.server.wait()
-        # Ctrl-C ends every rank, and Python tells of one that comes while it is ending: none ends before rank 0.
+        # Ctrl-C ends every rank, and Python reports one that arrives while it is ending, so no rank ends before rank 0.
         over = self.comm.Ibarrier()
         while not over.Test():
             time.sleep(0.1)
@@ -489,7 +490,7 @@ class _Command:
         """Return the seconds of the slowest worker in each phase, and the share of communication in all."""
         everybody = self.comm.allgather((self.phases.seconds, self.embedder.communication_s))
         self.share = sum(spent for _, spent in everybody) / (self.comm.size * embedding)
-        # Of few windows worker 0 may have made none.
+        # With few windows, worker 0 may have made none.
         names = [name for name in _PHASES if any(name in part for part, _ in everybody)]
         return {name: max(part.get(name, 0.0) for part, _ in everybody) for name in names}
 

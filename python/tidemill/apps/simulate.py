@@ -29,7 +29,7 @@ _WORKLOADS = (
     "checkpoint",
 )  # fmt: skip
 
-#: What the workers that were busiest with something were busy with, and in words.
+#: The activities of the busiest workers, with their descriptions.
 _BUSY = {
     "work_s": "the work of each worker",
     "overhead_s": "the processor's time for messages",
@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _validate(words: list[str]) -> int:
-    """Every worker of a job comes here."""
+    """Validate the model; called on every worker of a job."""
     parser = Parser(
         prog="tidemill simulate --validate",
         description="Measure collectives on the workers of a job, and print them beside what is predicted.",
@@ -242,7 +242,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bound(outcome: dict[str, Any]) -> str:
-    """Return in words what the time went to."""
+    """Describe what the time was spent on."""
     total_s = float(outcome["end_s"].max())
     name = max(_BUSY, key=lambda name: outcome[name])
     share = outcome[name] / total_s if total_s > 0 else 0.0

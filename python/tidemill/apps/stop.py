@@ -41,7 +41,7 @@ def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
         return _jobs.fail("stop", f"stream {job['job']!r} cannot be asked: {error}")
     begun = time.monotonic()
     while not stopped.exists():
-        # In this order: it says that it has stopped, and only then goes.
+        # In this order, since it reports that it has stopped before it disappears.
         gone = not any(one.get("file") == job["file"] for one in _status.jobs())
         if gone and not stopped.exists():
             asked.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ def _stop(job: dict[str, Any], timeout_s: float | None) -> int:
         if timeout_s is not None and time.monotonic() - begun > timeout_s:
             return _jobs.fail("stop", f"stream {job['job']!r} has not stopped after {timeout_s:g} s; it keeps trying")
         time.sleep(_jobs.LOOK_S)
-    # That it has stopped stays there for whoever has asked, too. It may not have seen this one's question.
+    # The confirmation stays for other requesters. The job may not have seen this request.
     asked.unlink(missing_ok=True)
     print(f"stream {job['job']!r} has stopped; when started again, it resumes from its last checkpoint")
     return 0

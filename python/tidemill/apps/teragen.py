@@ -15,9 +15,9 @@ from tidemill.apps._arguments import Parser
 
 __all__ = ["main"]
 
-#: Records made at a time.
+#: Records generated at a time.
 _BLOCK = 100_000
-#: What a disk, or a quota of it, says that is full.
+#: Errors of a full disk or quota.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{options.folder} exists")
     started = time.perf_counter()
     start, end = (options.records * rank // job.size for rank in (job.rank, job.rank + 1))
-    # The folder appears when all is in it: what a killed command leaves is nobody's input, and the next one removes it.
+    # The folder appears when it is complete: what a killed command leaves is never used as input, and the next command
+    # removes it.
     unfinished = options.folder.with_name(f".{options.folder.name}.unfinished")
     part = unfinished / f"part-{job.rank:05}.bin"
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def write() -> None:
         with part.open("wb") as file:
             for at in range(start, end, _BLOCK):
-                # Unlike NumPy's own, this tells what the disk says.
+                # Unlike NumPy's own method, this reports the error of the disk.
                 file.write(_tera.records(at, min(_BLOCK, end - at), options.seed).data)
 
     def appear() -> None:

@@ -17,7 +17,7 @@ from tidemill.apps._arguments import Parser
 
 __all__ = ["main"]
 
-#: Records looked at at a time.
+#: Records checked at a time.
 _BLOCK = 200_000
 
 Key = tuple[int, int]
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     checksum: int
     first: Key | None
     last: Key | None
-    #: The first record that is smaller than the one before it.
+    #: The first record that is smaller than the previous one.
     disorder: int | None
 
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         total = sum(one.records for one in found.values())
         sum_ = sum(one.checksum for one in found.values()) % 2**64
         print(f"{total:,} records in {len(files)} files, checksum {sum_:016x}, {problem or 'in order'}")
-    # The launcher stops the others when one fails, which shall not be before worker 0 has spoken.
+    # The launcher stops the others when one fails, which must not happen before worker 0 has printed its message.
     job.comm.barrier()
     return 1 if problem else 0
 

@@ -22,7 +22,7 @@ from tidemill.apps._top_why import why_lines
 
 __all__ = ["main"]
 
-#: Displays of a job's workers and what worker 0 reports about hosts and links.
+#: Displays of a job's workers, and of worker 0's report about hosts and links.
 _VIEWS: dict[str, Callable[[list[Status], Cluster, Screen], list[str]]] = {
     "why": lambda job, cluster, screen: why_lines(cluster, running_s(job[0]), screen, late_copies(job, cluster)),
     "links": lambda _, cluster, screen: links_lines(cluster, screen),
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     looks, begun = looked({}, told), time.monotonic()
     try:
         while True:
-            # What worker 0 reports has rates already; other rates are differences between two looks.
+            # Worker 0's report already contains rates; other rates are differences between two samples.
             if not options.view:
                 time.sleep(every)
                 looks = looked(looks, _status.jobs())
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("\n".join(lines) if lines else "no stream runs on this machine")
                 return 0 if lines else 1
             shown = (lines or ["no stream runs on this machine; Ctrl-C ends this"])[: height - 1]
-            # From the top left corner, each line to its end, and what is below.
+            # From the top left corner, clearing the rest of each line, and everything below.
             sys.stdout.write("\x1b[H" + "".join(f"{line[:width]}\x1b[K\n" for line in shown) + "\x1b[J")
             sys.stdout.flush()
             if options.view:

@@ -30,11 +30,11 @@ from tidemill.ml._job import collective_try
 
 __all__ = ["main"]
 
-#: Files of each large table: enough for every thread of a job to read one of its own.
+#: Files of each large table, so that every thread of a job can read its own.
 _PARTS = 8
 #: Rows of the table `supplier` at scale 1.
 _SUPPLIERS = 10_000
-#: Relative difference of two numbers that count as the same: sums of floats depend on their order.
+#: Relative difference of two numbers that count as equal, because sums of floats depend on their order.
 _TOLERANCE = 1e-9
 
 Row = tuple[Any, ...]
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables.update({name: tm.read_parquet(_source(folder, name)) for name in TABLES})
 
     try:
-        # The others wait here while worker 0 makes the data.
+        # The others wait here while worker 0 generates the data.
         collective_try(job.comm, prepare)
         collective_try(job.comm, read)
         suppliers = tables["supplier"].count()
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, tm.DataSetError) as error:
         if job.rank == 0:
             print(f"tidemill tpch: {error}", file=sys.stderr)
-        # The launcher stops the others when one fails, which shall not be before worker 0 has spoken.
+        # The launcher stops the others when one fails, which must not happen before worker 0 has printed its message.
         job.comm.Barrier()
         return 1
     return _run(job, tables, arguments, folder)
@@ -137,7 +137,7 @@ def _run(job: Any, tables: dict[str, tm.DataSet], arguments: argparse.Namespace,
         try:
             answer = tm.sql(text, **tables).collect(root=0)
         except tm.DataSetError as error:
-            # Every worker has it.
+            # Every worker gets this error.
             wrong.append(number)
             say(f"Q{number:<3} failed: {error}")
             continue
@@ -148,7 +148,7 @@ def _run(job: Any, tables: dict[str, tm.DataSet], arguments: argparse.Namespace,
             difference = _difference(_rows(answer), _duckdb(folder, text), _order(text, answer.columns))
         outcome = f"differs: {difference}" if difference else "as DuckDB" if arguments.check else ""
         say(f"Q{number:<3} {seconds:9.3f} s {len(answer):7,} rows  {outcome}".rstrip())
-        # Worker 0 alone knows, and all end alike.
+        # Only worker 0 knows the result, but all must end in the same way.
         if job.comm.bcast(bool(difference), root=0):
             wrong.append(number)
     say(f"all  {total:9.3f} s")
@@ -189,7 +189,8 @@ def _make(folder: Path, scale: float) -> None:
         raise ValueError("making the data needs tpchgen-cli 4 or newer; install it with: pip install tpchgen-cli")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its place, and renamed when complete: who is stopped half-way leaves nothing that looks like data.
+        # Written next to its final place, and renamed when complete: an interrupted command leaves nothing that looks
+        # like data.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as parent:
             made = Path(parent) / "made"
             made.mkdir()
@@ -253,7 +254,7 @@ def _same(value: Any, other: Any) -> bool:
     """Return whether two values are equal up to rounding: floats in general, decimals in their last place."""
     if not (_is_fraction(value) and _is_fraction(other)):
         return bool(value == other)
-    # An average of decimals is a decimal of limited places here, and a float in DuckDB.
+    # An average of decimals is a decimal with limited places here, and a float in DuckDB.
     places = [Decimal(1).scaleb(int(one.as_tuple().exponent)) for one in (value, other) if isinstance(one, Decimal)]
     rounding = float(max(places)) if len(places) == 1 else 0.0
     return math.isclose(value, other, rel_tol=_TOLERANCE, abs_tol=rounding)

@@ -19,7 +19,8 @@ from tidemill.viz._format import INDEX
 __all__ = ["main"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
-#: Ending takes half a second. After so long a bug is in the way: all threads say where they are, and the process ends.
+#: Normally, ending takes half a second. After this much time there must be a bug: all threads print their stacks, and
+#: the process ends.
 _END_S_MAX = 10.0
 
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command until Ctrl-C or SIGTERM; the exit code is 0, or 1 if there is nothing to show, with a message
     that says why.
     """
-    # No worker runs it, so argparse itself says what is wrong with the command line.
+    # No worker runs this, so argparse itself reports errors in the command line.
     parser = argparse.ArgumentParser(
         prog="tidemill view", description="Show a folder of frames, or a library of plots, in the browser."
     )

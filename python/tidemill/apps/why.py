@@ -1,4 +1,4 @@
-"""``tidemill why``: what the controller of a stream has decided, in this run and in those before it."""
+"""``tidemill why``: the decisions of a stream's controller, in this run and earlier ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 1 if what is kept cannot be read."""
+    """Run the command; the exit code is 1 if the record cannot be read."""
     parser = argparse.ArgumentParser(
         prog="tidemill why",
         description="List what the controller of a stream has decided, newest first: when, which share of throughput it expected to gain, "

@@ -1,4 +1,4 @@
-"""Functions that communicate with each other, one on each worker, or several: once on a table, or on and on in a stream.
+"""Functions that communicate with each other, one or several on each worker: once on a table, or repeatedly on a stream.
 
 On a table each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
 when one fails, and raises the same error on all workers.

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "read_database", "write"]
 
-#: A URI, a function that opens a connection, or an open one.
+#: A URI, a function that opens a connection, or an open connection.
 Connection = str | Callable[[], Any] | Any
 
-#: ADBC's driver for the scheme of a URI.
+#: The ADBC driver for each URI scheme.
 _DRIVERS = {
     "sqlite": "adbc_driver_sqlite",
     "postgresql": "adbc_driver_postgresql",
@@ -153,7 +153,7 @@ def _together(work: Callable[[], Any], call: str) -> Any:
             raise
 
     def says(failed: Exception) -> str:
-        # Drivers say much over many lines; what went wrong is in all of it.
+        # Drivers return long messages of many lines, but the cause may be anywhere in them.
         if isinstance(failed, ModuleNotFoundError):
             return str(failed)
         remedy = '; if_exists="append" adds to it, "replace" recreates it' if "already exists" in str(failed) else ""
@@ -175,7 +175,7 @@ def _opened(connection: Connection) -> Any:
             )
         connect = needed(f"{driver}.dbapi", f"a database of {scheme}").connect
         if driver == "adbc_driver_sqlite":
-            # sqlite:///relative, sqlite:////absolute, sqlite:path: as SQLAlchemy has them.
+            # sqlite:///relative, sqlite:////absolute, sqlite:path, as in SQLAlchemy.
             return closing(connect(rest.removeprefix("///") if rest.startswith("///") else rest))
         return closing(connect(connection))
     if hasattr(connection, "cursor"):
@@ -225,7 +225,7 @@ def _parts(connection: Connection, query: str, column: str, count: int) -> list[
         parts = [f"{name} >= {_literal(bounds[at - 1])}"] if at else []
         parts += [f"{name} < {_literal(bounds[at])}"] if at < count - 1 else []
         text = " and ".join(parts)
-        # Nulls belong to one of them, too.
+        # Nulls must be in one of the parts, too.
         conditions.append(text if at else f"({text} or {name} is null)")
     return [f"select * from {inner} where {condition}" for condition in conditions]
 
@@ -255,7 +255,7 @@ def _alike(part: Table) -> Table:
     comm = init().comm
     empty, rows = part.slice(0, 0), len(part)
     given = comm.allgather((empty, rows))
-    # A part without rows has no say.
+    # A part without rows does not affect the types.
     counted = [(f"worker {rank}", other) for rank, (other, count) in enumerate(given) if count] or [
         ("worker 0", given[0][0])
     ]

@@ -46,7 +46,7 @@ _OF_TABLES = frozenset((
     "value_counts", "write_csv", "write_database", "write_ipc", "write_json", "write_npy", "write_parquet",
     "write_records", "write_text",
 ))  # fmt: skip
-#: Methods for a query that runs on and on.
+#: Methods for continuous queries.
 _OF_STREAMS = frozenset(("shuffle", "step_name", "write_stream"))
 
 
@@ -291,7 +291,7 @@ class DataSet(DataSetWriters):
         if "count" in wanted:
             raise DataSetError('value_counts: column "count" already exists; rename it first')
         counted = self.group_by(*wanted).count()
-        # Equal counts in the order of their values.
+        # Equal counts are ordered by their values.
         return counted.sort("count", *wanted, descending=[True, *(False for _ in wanted)])
 
     def drop_nulls(self, *subset: str | Iterable[str]) -> DataSet:
@@ -306,7 +306,7 @@ class DataSet(DataSetWriters):
         """
         return self._step(self._native.explode(names_of(names, "explode")))
 
-    # Functions of the program. They run on every worker, which must be able to call them at any time.
+    # User functions. They run on every worker, which must be able to call them at any time.
 
     def map_batches(self, function: Callable[[Any], Any], schema: Schema | None = None, *, retries: int = 0) -> DataSet:
         """Apply a function to batches of rows.
@@ -395,7 +395,7 @@ class DataSet(DataSetWriters):
         keys = [on] if isinstance(on, str) else list(on)
         if not keys:
             raise DataSetError("lookup needs at least one column to look up")
-        self.select(*keys)  # says which is not there
+        self.select(*keys)  # raises for missing columns
         if isinstance(cache_rows, bool) or not isinstance(cache_rows, int) or cache_rows < 0:
             raise DataSetError(f"cache_rows must be a non-negative integer, not {cache_rows!r}")
         cache_s = None if cache_for is None else seconds(cache_for, "cache_for")
@@ -572,7 +572,7 @@ class DataSet(DataSetWriters):
         if partitions < 1:
             raise DataSetError(f"repartition({partitions}): there must be at least one partition")
         if self._native.is_stream():
-            # Lowering a stream drops partitionings, as those of the planner mean nothing there.
+            # Lowering a stream drops repartitionings, since those of the planner have no effect there.
             raise DataSetError(
                 "repartition is not supported on a stream: to spread rows over all workers, use shuffle(); to bring rows "
                 "with equal keys to one worker, use a step with keys, such as group_by(...) or key_by(...).process(...)"
@@ -612,7 +612,7 @@ class DataSet(DataSetWriters):
         from tidemill.dataset._read import read_parquet
 
         _workers.check_alike("materialize", path=repr(at_home(path)))
-        # What one worker sees goes for all: the folder may be appearing just now.
+        # One worker decides for all, because the folder may be appearing at this moment.
         if not _workers.from_first(lambda: engine().settle(at_home(path), as_options(storage_options))):
             self.write_parquet(path, storage_options=storage_options)
         return read_parquet(path, storage_options=storage_options).select(*self.columns)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["described"]
 
 _NUMBERS = ("Int", "UInt", "Float", "Decimal")
-#: What has a least and a greatest value that a text can tell.
+#: Types whose minimum and maximum can be shown as text.
 _IN_ORDER = ("Utf8", "LargeUtf8", "Date", "Time", "Duration")
 _STATISTICS = ("count", "null_count", "mean", "std", "min", "25%", "50%", "75%", "max")
-#: A quantile that is exact has all values in memory: of more rows it is estimated.
+#: Exact quantiles need all values in memory, so they are estimated for more rows than this.
 _EXACT_ROWS_MAX = 10_000_000
 
 
@@ -39,7 +39,7 @@ def described(data: DataSet, root: int | None) -> Table:
         for what, made in _asked(name, kind, is_exact)
     }
     rows = data.select(rows=count(), **asked).collect(root=root).to_pylist()
-    # A row, or none on workers other than the root.
+    # One row, or none on workers other than the root.
     wanted = _STATISTICS if rows else ()
     columns: list[tuple[str, list[Any], str | None]] = [("statistic", list(wanted), "str")]
     for at, (name, kind) in enumerate(kinds.items()):
@@ -76,7 +76,7 @@ def _asked(name: str, kind: str, is_exact: bool) -> list[tuple[str, Expr]]:
     if kind.startswith(_IN_ORDER):
         asked = [("min", column.min().cast("str")), ("max", column.max().cast("str"))]
         if kind.startswith(("Date", "Timestamp")):
-            # Of dates half a day is none.
+            # Dates cannot represent half days.
             micros = column.cast("datetime[us]").cast("int64")
             middle = micros.mean().cast("int64").cast("datetime[us]")
             asked.append(("mean", (middle if kind.startswith("Timestamp") else middle.cast("date")).cast("str")))

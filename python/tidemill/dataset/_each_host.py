@@ -22,7 +22,7 @@ __all__ = ["own_files"]
 
 T = TypeVar("T")
 
-#: Path, bytes, and time of the last change.
+#: Path, bytes, and modification time.
 _File = tuple[str, int, int]
 
 
@@ -50,7 +50,7 @@ def own_files(
     if len(set(hosts)) == 1:
         return read(paths, schema)
     check_outside(DataSetError)
-    # One worker of each host looks: a file that grows would be another one to the next.
+    # One worker per host checks: another one might see a growing file differently.
     found = _told(job, lambda: QueryEngine.find_local_files(paths) if hosts[job.rank] == job.rank else [])
     shares = _shares(found, hosts)
     if not any(shares):
@@ -107,7 +107,7 @@ def _shares(found: Sequence[Sequence[_File]], hosts: Sequence[int]) -> list[list
     for host, files in enumerate(found):
         for file in files:
             there.setdefault(file, set()).add(host)
-    # What is empty has no rows, and no columns that could be found out.
+    # Empty files have no rows, and their columns cannot be determined.
     files = [file for file in there if file[1]] or list(there)
     load = [0] * len(hosts)
     shares: list[list[str]] = [[] for _ in hosts]

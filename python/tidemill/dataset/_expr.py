@@ -32,7 +32,7 @@ class Expr:
     """
 
     __slots__ = ("_native",)
-    # Comparisons make expressions, so equality cannot serve a hash table.
+    # Comparisons make expressions, so they cannot be used by hash tables.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, native: NativeExpr) -> None:
@@ -57,7 +57,7 @@ class Expr:
         return Expr(as_value(left)._native.binary(op, self._native))
 
     def __add__(self, other: object) -> Expr:
-        # Whether two columns hold strings is only known with their table, which decides then.
+        # Whether two columns hold strings is known only with their table, so it is decided then.
         return self._binary("||" if isinstance(other, str) else "+", other)
 
     def __radd__(self, other: object) -> Expr:
@@ -234,7 +234,7 @@ class Expr:
         """Test whether the value is NaN."""
         return call("isnan", self)
 
-    # Many values to one: of a group, a window, or a whole table. Nulls do not count.
+    # Aggregates: many values to one, over a group, a window, or a whole table. Nulls do not count.
 
     def _aggregate(self, name: Text, *more: Expr, where: Expr | None = None, distinct: bool = False) -> Expr:
         args = [self._native, *(expr._native for expr in more)]

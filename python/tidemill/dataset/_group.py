@@ -41,7 +41,7 @@ class GroupBy:
         try:
             return self._data._step(self._data._native.aggregate([key._native for key in keys], wanted))
         except DataSetError as error:
-            # The engine looks among keys and aggregates.
+            # The engine's message lists keys and aggregates.
             missing = re.match(r'no column "(.*?)"', str(error))
             if missing is None or missing[1] not in self._data.columns:
                 raise

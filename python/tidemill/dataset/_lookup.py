@@ -57,7 +57,7 @@ class Lookup:
         self._inner = how == "inner"
         self._cache_rows = cache_rows
         self._cache_s = cache_s
-        # Threads of a worker share what they have learnt.
+        # The threads of a worker share found answers.
         self._lock = threading.Lock()
         self._known: OrderedDict[Any, tuple[float, Mapping[str, Any] | None]] = OrderedDict()
 
@@ -78,7 +78,7 @@ class Lookup:
 
     def _find(self, rows: NativeTable, keys: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
         """Return the cached or found answers for the keys of rows."""
-        # A key that is null is no key.
+        # Null keys match nothing.
         wanted = [key for key in dict.fromkeys(keys) if not _is_null(key)]
         found, missing = {}, []
         now = time.monotonic()
@@ -105,7 +105,7 @@ class Lookup:
 
     def _ask(self, keys: list[Any], rows: NativeTable, of_rows: list[Any]) -> dict[Any, Mapping[str, Any] | None]:
         if self._takes_rows:
-            # Of each key one row: they stand in the order of the keys.
+            # One row per key, in the order of the keys.
             first = [False] * len(of_rows)
             left = set(keys)
             for at, key in enumerate(of_rows):
@@ -114,7 +114,7 @@ class Lookup:
                     left.remove(key)
             answer = self._source(rows.filter(first), self._keys)
         else:
-            # A list of its own, from which it may take what it has done.
+            # A copy of the list, which the source may consume.
             answer = self._source(list(keys))
         if isinstance(answer, Mapping):
             found = {key: answer.get(key) for key in keys}

@@ -48,10 +48,10 @@ __all__ = [
 #: first.
 OnTable = Callable[[NativeTable, "NativeTable | None"], list[NativeTable]]
 
-#: Rows that are looked at to find out what a function returns.
+#: Rows that are used to determine the schema of a function's results.
 _SAMPLED_ROWS = 100
 
-#: What ends a function: on a thread of a query ``sys.exit()`` ends no program.
+#: Exceptions of a function: on a thread of a query, ``sys.exit()`` does not end the program.
 _FAILURES = (Exception, SystemExit)
 
 
@@ -63,7 +63,7 @@ def map_batches(data: DataSet, function: Callable[[Any], Any], schema: Schema | 
 
     def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
         table = Table(native).to_arrow().combine_chunks()
-        # Of no rows pyarrow makes no batches; the function still shows what it would return.
+        # pyarrow makes no batches of zero rows, but the function must still show what it would return.
         batches = table.to_batches() or [pyarrow.RecordBatch.from_pylist([], schema=table.schema)]
         return [part for batch in batches for part in called(batch)]
 
@@ -87,7 +87,7 @@ def map_rows(
         made = function(row)
         if isinstance(made, Mapping):
             raise TypeError("flat_map takes a list of rows, but got one row; return [row], or use map")
-        # Rows of a generator are made, and may fail, where they are asked for.
+        # Rows of a generator are made here, and may raise here.
         return list(made)
 
     call = _retried(listed if several else function, retries, name)
@@ -200,12 +200,12 @@ class KeyedRows:
         def on_table(native: NativeTable, _found: NativeTable | None) -> list[NativeTable]:
             return [_reduced(by_key(Table(native).to_pylist()), schema, name)]
 
-        # Where the rows are first, so that only one for each key and batch crosses workers.
+        # Reduce where the rows are first, so that only one for each key and batch is sent to another worker.
         reduced = map_tables(self._data, name, on_table, schema)
         whole = KeyedRows(reduced, keys)
 
         def folded(_key: Row, table: Table, _found: NativeTable | None) -> list[NativeTable]:
-            # All of one key, as the query sees it: to Python a NaN is unlike any other.
+            # All rows are of one key in terms of the query; to Python, NaN keys differ.
             return [_reduced([_folded(call, table.to_pylist(), name)], schema, name)]
 
         return whole._apply(name, folded, schema)
@@ -368,7 +368,7 @@ def map_tables(data: DataSet, name: str, function: OnTable, schema: Schema | Non
         found = _sampled(data, name, on_table)
 
         def as_found(native: NativeTable) -> list[NativeTable]:
-            # What is guessed of each batch by itself may differ from batch to batch.
+            # Types inferred from each batch separately may differ between batches.
             return [table.cast(found) for table in on_table(native, found) if table.num_rows]
 
         return data._step(data._native.map_batches(name, as_found, found))
@@ -384,14 +384,14 @@ def _sampled(data: DataSet, name: str, on_table: OnTable) -> NativeTable:
         raise DataSetError(
             f"{name}: a stream has no first rows to find out from; give schema={{...}}, as types by column"
         )
-    # Any rows would do on one worker and not on two, or now and not the next time.
+    # Take the first rows: arbitrary ones would differ with the number of workers, or from run to run.
     sample = _workers.collect_first(data._native, _SAMPLED_ROWS)
 
     def made() -> Table | None:
         tables = on_table(sample._native, None)
         # A table without rows tells its types, too, if it has any.
         some = (table for table in tables if table.fields and (table.num_rows or not table.untyped))
-        # Of a group there may be only null.
+        # A group may contain only nulls.
         first = min(some, key=lambda table: (bool(table.untyped), not table.num_rows), default=None)
         return None if first is None else Table(first.slice(0, 0))
 
@@ -447,7 +447,7 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
 
     def call(*arguments: Any) -> Any:
         for again in range(1, retries + 1):
-            # Batches and tables cannot be changed.
+            # Batches and tables are immutable.
             mine = [copy.deepcopy(one) if isinstance(one, (dict, list)) else one for one in arguments]
             try:
                 return function(*mine)
@@ -460,7 +460,7 @@ def _retried(function: Callable[..., Any], retries: int, name: str) -> Callable[
 
 
 def _folded(function: Callable[[Row, Row], Row], rows: list[Row], name: str) -> Row:
-    # Of any row: the function may change those that it is given.
+    # The names are taken before the calls: a function may modify the rows it is given.
     columns = list(rows[0])
 
     def both(one: Row, two: Row) -> Row:

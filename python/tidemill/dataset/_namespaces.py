@@ -9,7 +9,7 @@ from tidemill.dataset._expr import Expr, as_value, call, lit
 
 __all__ = ["DateTimes", "Lists", "Strings"]
 
-#: What may stand behind a % of `DateTimes.format`.
+#: The letters allowed after % in `DateTimes.format`.
 _STRFTIME = "aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUvVwWxXyYzZ%"
 
 
@@ -79,7 +79,7 @@ class Strings:
         Python.
         """
         if isinstance(old, str) and isinstance(new, str) and not old:
-            # The engine's function finds nothing empty.
+            # The engine's function does not find empty strings.
             return call("regexp_replace", self._expr, lit(""), lit(_literally(new)), lit("g"))
         return call("replace", self._expr, as_value(old), as_value(new))
 
@@ -159,7 +159,7 @@ class Strings:
 
 
 def _literally(new: str, *, groups: bool = False) -> str:
-    """Return a replacement for the engine, to which a dollar sign is special, too; with Python's references to
+    """Return a replacement for the engine, which also treats dollar signs specially; with Python's references to
     `groups`.
     """
     if not groups:
@@ -237,7 +237,7 @@ class DateTimes:
         unknown = [found for found in re.findall("%[-_0]?(.?)", format) if not found or found not in _STRFTIME]
         if unknown:
             raise DataSetError(f'"{format}" is not a valid format for strftime: "%{unknown[0]}" is unknown')
-        # For the engine %f would be nanoseconds.
+        # In the engine, %f means nanoseconds.
         return call(
             "to_char", self._expr, lit(re.sub("%(.)", lambda found: "%6f" if found[1] == "f" else found[0], format))
         )

@@ -48,7 +48,7 @@ class ArrowSchema(Protocol):
 
 Schema = Mapping[str, str] | ArrowSchema
 
-#: How to handle rows that cannot be read.
+#: How to handle unreadable rows.
 OnError = Literal["raise", "skip", "quarantine"]
 
 
@@ -251,7 +251,7 @@ def null_pattern(null: str | Sequence[str] | None) -> str | None:
     texts = [null] if isinstance(null, str) else list(null)
     if not all(isinstance(text, str) for text in texts):
         raise DataSetError(f'null= must be one or several strings, such as ["N/A", "-"], not {null!r}')
-    # Escapes that Python and Rust share; Rust refuses to escape a space.
+    # Escapes that Python and Rust share; Rust does not accept an escaped space.
     escaped = [re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) for text in texts]
     return f"^(?:{'|'.join([*escaped, ''])})$"
 
@@ -603,7 +603,7 @@ def sql(query: str, /, **tables: DataSet | ArrowStream) -> DataSet:
     try:
         return DataSet(engine().sql(query, [(name, table._native) for name, table in given]))
     except DataSetError as error:
-        # The engine says where it has looked, which is nothing to whoever asks.
+        # The engine's message names its internal catalog, which does not help users.
         missing = re.fullmatch(r"table 'datafusion\.public\.(.*)' not found", str(error))
         if missing is None:
             raise

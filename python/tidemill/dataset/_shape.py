@@ -20,7 +20,7 @@ __all__ = ["concat", "filled", "pivoted", "plain_kind", "unpivoted"]
 #: Aggregates for the cells of a pivoted table.
 Made = Literal["first", "last", "sum", "mean", "min", "max", "median", "count"]
 
-#: Beyond this a pivoted table is a mistake most likely, and slow to plan.
+#: A pivoted table with more columns is most likely a mistake, and slow to plan.
 _PIVOTED_MAX = 1000
 
 
@@ -77,7 +77,7 @@ def pivoted(
     keys = names_of([index], "pivot")
     if aggregate not in ("first", "last", "sum", "mean", "min", "max", "median", "count"):
         raise DataSetError(f"pivot: unknown aggregate {aggregate!r}")
-    data.select(*dict.fromkeys((on, values, *keys)))  # says which is not there
+    data.select(*dict.fromkeys((on, values, *keys)))  # raises for missing columns
     if on_values is None:
         found = data.select(on).distinct().limit(_PIVOTED_MAX + 1).sort(on).collect()[on]
         if len(found) > _PIVOTED_MAX:
@@ -109,14 +109,14 @@ def unpivoted(
     wanted = [name for name in data.columns if name not in keys] if on is None else names_of([on], "unpivot")
     if not wanted:
         raise DataSetError("unpivot: there is no column to turn into rows")
-    data.select(*dict.fromkeys((*keys, *wanted)))  # says which is not there
+    data.select(*dict.fromkeys((*keys, *wanted)))  # raises for missing columns
     for name in (variable_name, value_name):
         if name in keys:
             raise DataSetError(f"unpivot: column {name!r} already exists; choose another variable_name= or value_name=")
     kinds = data.schema
     first = wanted[0]
     for name in wanted[1:]:
-        # An array would make numbers of texts beside numbers, or try to.
+        # An array would try to convert strings next to numbers to numbers.
         if _family(kinds[name]) != _family(kinds[first]):
             raise DataSetError(
                 f"unpivot: column {first!r} is {kinds[first]} and {name!r} is {kinds[name]}; give those of one kind, or cast them first"
@@ -140,7 +140,7 @@ def _family(kind: str) -> str:
     return "text" if kind in ("Utf8", "LargeUtf8", "Utf8View") else kind
 
 
-#: The types, by how their names begin, whose nulls a value of a Python type can stand for.
+#: For each Python type, the column types (by the beginning of their names) whose nulls its values can replace.
 _FILLED: tuple[tuple[type | tuple[type, ...], tuple[str, ...]], ...] = (
     (bool, ("Boolean",)),
     ((int, float, Decimal), ("Int", "UInt", "Float", "Decimal")),
@@ -165,7 +165,7 @@ def filled(data: DataSet, value: Any, subset: tuple[str | Iterable[str], ...]) -
         wanted = dict.fromkeys(names, value)
     if not wanted:
         return data
-    data.select(*wanted)  # says which is not there
+    data.select(*wanted)  # raises for missing columns
     return data.with_columns(*(_filled(name, kinds[name], one) for name, one in wanted.items()))
 
 
@@ -180,7 +180,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 def _filled(name: str, kind: str, value: Any) -> Expr:
     filler = as_value(value)
-    # The column keeps its type: of an int32 and 0 the result is int32.
+    # The column keeps its type: int32 filled with 0 remains int32.
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if (is_whole and kind.startswith(("Int", "UInt", "Float"))) or isinstance(value, (date, time, timedelta)):
         filler = filler.cast(kind)

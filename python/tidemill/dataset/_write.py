@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataSetWriters"]
 
-#: As Parquet's writer knows them: with a level where there are levels, the usual one of each.
+#: As Parquet's writer names them, with the default level for codecs that have levels.
 _PARQUET_CODECS = {
     "none": "uncompressed",
     "lz4": "lz4_raw",
@@ -229,7 +229,7 @@ def _write(
     keys = names_of([partition_by], "partition_by")
     if keys and set(keys) >= set(data.names):
         raise DataSetError(f"partition_by={keys} are all columns; at least one must stay in the files")
-    # What is sorted goes the way of several workers also on one: in ranges, one for each thread, which is faster.
+    # Sorted data is written as with several workers even on one: in ranges, one per thread, which is faster.
     workers = init().comm if format in ("records", "text", "npy") else _workers.comm()
     with _workers.reading() as watch:
         rows = data.write(
@@ -296,7 +296,7 @@ def _write_one(
 
     hidden = Path(agreed(begin))
     parts, whole = hidden.with_name(f"{hidden.name}.parts"), hidden.with_name(f"{hidden.name}.whole")
-    # The header comes once, in front of all.
+    # The header is written only once, at the beginning.
     within = {**layout, "header": False} if format == "csv" else layout
     try:
         rows = _write(data, parts, format, compression, (), False, storage_options, **within)
@@ -342,6 +342,6 @@ def _compressed(text: bytes, compression: str) -> bytes:
     """Compress data as a self-contained part, so that parts can be concatenated."""
     if not compression:
         return text
-    # Some builds of Python lack one.
+    # Some builds of Python lack one of these modules.
     module = importlib.import_module({"gzip": "gzip", "bzip2": "bz2", "xz": "lzma"}[compression])
     return bytes(module.compress(text))

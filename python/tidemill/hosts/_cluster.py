@@ -1,4 +1,4 @@
-"""A cluster of emulated hosts: making it, finding it by name, and changing it while jobs run."""
+"""A cluster of emulated hosts: creating it, finding it by name, and changing it while jobs run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tidemill.hosts._rights import lacking, refusal
 
 __all__ = ["Cluster", "Host", "Traffic", "find", "names", "up"]
 
-#: Hosts of one cluster at most: each has some processes and a device.
+#: Maximum number of hosts in a cluster: each needs some processes and a device.
 _HOSTS_MAX = 250
-#: How long to wait for hosts to be made or to go.
+#: How long to wait for hosts to start or end.
 _PATIENCE_S = 60.0
-#: States of a port of a bridge.
+#: States of a bridge port.
 _CUT, _JOINED = 0, 3
 
 
@@ -86,7 +86,7 @@ class Cluster:
 
     def __init__(self, told: dict[str, Any]) -> None:
         self.name: str = told["name"]
-        #: Of who has made it, and has to take note of its end.
+        #: In the process that created the cluster, which must wait for its end.
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: int = told["keeper"]
         self._started: int = told["started"]
@@ -133,7 +133,7 @@ class Cluster:
         return host
 
     def _enter(self, process: int, *namespaces: str) -> list[str]:
-        """Return the words in front of a command that is to run in namespaces of a process."""
+        """Return the command prefix for running in namespaces of a process."""
         user = ["--user", "--preserve-credentials"] if self._rootless and os.geteuid() != 0 else []
         return ["nsenter", "--target", str(process), *user, *namespaces]
 
@@ -216,7 +216,7 @@ class Cluster:
                 found.append(Traffic(0, 0, None, None, is_cut=True))
                 continue
             outgoing = _limits(checked(*self._enter(host.init, "--net"), "tc", "-j", "qdisc", "show")).get(DEVICE)
-            # What the bridge sends is what the host receives.
+            # What the bridge sends is received by the host.
             received, sent = link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
             is_cut = link["linkinfo"]["info_slave_data"]["state"] != "forwarding"
             found.append(Traffic(received, sent, limits.get(twin(host.number)), outgoing, is_cut))
@@ -241,7 +241,7 @@ class Cluster:
 
 
 def _limits(text: str) -> dict[str, int]:
-    """Return the bits per second of each device that `tc` tells of."""
+    """Return the bits per second of each device in the output of `tc`."""
     rates = {}
     for line in json.loads(text):
         if line.get("kind") == "tbf":
@@ -257,7 +257,7 @@ def _checked_cpus(cpus: Any) -> float:
 
 
 def _folder() -> Path:
-    """Return the folder in which clusters of this user are told."""
+    """Return the folder with the files of this user's clusters."""
     folder = status.folder().with_name("hosts")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -271,7 +271,7 @@ def _folder() -> Path:
 
 
 def _file_of(name: Any) -> Path:
-    """Return the file that tells of a cluster."""
+    """Return the file that describes a cluster."""
     return _folder() / f"{_checked_name(name)}.json"
 
 

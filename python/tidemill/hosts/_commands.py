@@ -1,4 +1,4 @@
-"""The system's own programs for namespaces and links, when processes began, and the sizes that people write."""
+"""The system's own programs for namespaces and links, start times of processes, and bandwidths as people write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "start_time",
 ]
 
-#: The programs, and the packages that have them.
+#: The programs, and the packages that contain them.
 NEEDED = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -32,29 +32,29 @@ NEEDED = {
     "setpriv": "util-linux",
 }
 
-#: Where systems have programs that not all of them let ordinary users find: Debian has tc(8) there.
+#: Where some systems put programs for root only: on Debian, tc(8).
 _SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-#: The least that a token bucket holds, in bytes; and how many times a second it must be enough for.
+#: Minimum size of a token bucket in bytes, and the fraction of a second that it must cover (1 / `_BURSTS`).
 _BURST_MIN, _BURSTS = 64 << 10, 200
-#: How long what waits for tokens may wait, before it is dropped.
+#: How long packets may wait for tokens before they are dropped.
 _QUEUE = "50ms"
 
 
 class HostsError(RuntimeError):
-    """A cluster of emulated hosts cannot be made, found or changed."""
+    """A cluster of emulated hosts cannot be created, found or changed."""
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment, in which the system's programs are found."""
+    """Return this process's environment, extended so that the system's programs are found."""
     return {**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS])}
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process began, in ticks since the machine did; None if it has ended. A number may be used again."""
+    """Return when a process started, in ticks since boot; None if it has ended. Process IDs are reused."""
     try:
-        # Behind the name, which may have any characters.
+        # After the name, which may contain any characters.
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -82,12 +82,12 @@ def checked(*command: str) -> str:
 
 
 def bandwidth_bits(text: Any, name: str = "bandwidth") -> int | None:
-    """Return the bits per second of a bandwidth such as ``"100mbit"``; None of ``"none"`` or None, which is no limit."""
+    """Return the bits per second of a bandwidth such as ``"100mbit"``; None for ``"none"`` or None: no limit."""
     if text is None or text == "none":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)(?:/s)?", text.lower()) if isinstance(text, str) else None
     bits = round(float(found[1]) * _UNITS[found[2]]) if found else 0
-    # Below that, one full packet would take more than a second.
+    # Below this, one full packet would take more than a second.
     if bits < 16_000:
         raise HostsError(
             f'{name}={text!r} must be a bandwidth of at least 16kbit, such as "100mbit" or "1gbit", or "none"'
@@ -104,9 +104,9 @@ def described(bits: int | None) -> str:
 
 
 def shape(enter: Sequence[str], device: str, bits: int | None) -> None:
-    """Limit what a device sends by a token bucket, in the namespaces that the words `enter` lead to."""
+    """Limit what a device sends by a token bucket, in the namespaces of the command prefix `enter`."""
     if bits is None:
-        # There may be none: that is what was asked for.
+        # An error means that there was no limit, as requested.
         delete = [*enter, "tc", "qdisc", "del", "dev", device, "root"]
         subprocess.run(delete, capture_output=True, timeout=60, env=environment())
         return

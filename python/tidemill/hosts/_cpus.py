@@ -21,11 +21,11 @@ from tidemill.hosts._commands import HostsError, start_time
 __all__ = ["CpuGroup"]
 
 _MOUNTED = Path("/sys/fs/cgroup")
-#: Where processes move that have been in a group which is divided.
+#: The group for processes that were in a group which is now divided.
 _REST = "tidemill-rest"
-#: The time in which a group may use its part, in microseconds: short, so that a slow host is slow and not by turns.
+#: The scheduling period for limits, in microseconds: short, so that a slow host is evenly slow.
 _PERIOD_US = 20_000
-#: How long processes that have been killed may take to be gone.
+#: How long killed processes may take to end.
 _ENDING_S = 5.0
 
 
@@ -100,7 +100,7 @@ def _parent() -> Path | None:
     """Return the folder of the group below which this process makes groups."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        # In a container the path may be that of the system outside.
+        # In a container, this may be the path of the system outside.
         at = path.lstrip("/")
         if "cpu" in controllers.split(","):
             places = [_MOUNTED / name / below for name in ("cpu", controllers) for below in (at, ".")]
@@ -146,7 +146,7 @@ def _divides(folder: Path) -> bool:
 
 
 def _divide(folder: Path) -> None:
-    """Let groups below this one have parts of its processors, for which its processes have to leave."""
+    """Divide this group's processors among groups below it, which requires moving its processes out."""
     control = folder / "cgroup.subtree_control"
     with contextlib.suppress(OSError):
         control.write_text("+cpu")
@@ -154,14 +154,14 @@ def _divide(folder: Path) -> None:
     rest = folder / _REST
     rest.mkdir(exist_ok=True)
     for pid in _words(folder / "cgroup.procs"):
-        # Some end meanwhile.
+        # Some processes end meanwhile.
         with contextlib.suppress(ProcessLookupError):
             (rest / "cgroup.procs").write_text(pid)
     control.write_text("+cpu")
 
 
 def _sweep(parent: Path) -> None:
-    """Remove groups without processes whose keeper was killed, which could not do it."""
+    """Remove empty groups of keepers that were killed, which could not do it themselves."""
     for folder in parent.glob("tidemill-*-*"):
         keeper = re.fullmatch(r"tidemill-(\d+)-\d+", folder.name)
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _remedy(error: OSError, parent: Path) -> str:
-    # An ordinary user is root within a user namespace, but not the owner of what root has.
+    # An ordinary user is root within a user namespace, but does not own root's files.
     if error.errno == errno.EROFS or parent.stat().st_uid == os.geteuid():
         return "run this container with --privileged"
     if (parent / "cgroup.controllers").exists():

@@ -24,7 +24,7 @@ from tidemill.hosts._cpus import CpuGroup
 __all__ = ["DEVICE", "address", "cut_file", "main", "twin"]
 
 _BRIDGE = "hosts"
-#: A host's device, in the host. Workers prefer other devices to those whose names begin with veth.
+#: The name of a host's device within the host. Workers prefer other devices to those whose names begin with veth.
 DEVICE = "eth0"
 
 
@@ -39,7 +39,7 @@ def address(host: int) -> str:
 
 
 def cut_file(cluster: Path, host: int) -> Path:
-    """Return the file that is there while a host is cut off, beside its cluster's; launchers start nothing there then."""
+    """Return the file that exists while a host is cut off, next to its cluster's file: launchers then skip the host."""
     return cluster.with_suffix(f".{host}.cut")
 
 
@@ -54,7 +54,7 @@ class _Host:
         command = [*apart, "sh", "-c", begin, name]
         if group is not None:
             command = group.joined(command)
-        # With the keeper also its hosts end, and with a host's first process all of its processes.
+        # If the keeper dies, its hosts end; and with a host's first process, all of the host's processes end.
         self.outer = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
@@ -100,7 +100,7 @@ def _built(spec: dict[str, Any], hosts: list[_Host]) -> None:
 
 
 def _told(spec: dict[str, Any], hosts: Sequence[_Host]) -> dict[str, Any]:
-    """Return what others know of the cluster."""
+    """Return the description of the cluster for its file."""
     return {
         "name": spec["name"],
         "keeper": os.getpid(),
@@ -120,7 +120,7 @@ def _told(spec: dict[str, Any], hosts: Sequence[_Host]) -> dict[str, Any]:
 
 
 def _opened(owner: int) -> int:
-    """Return what becomes readable when a process ends."""
+    """Return a file descriptor that becomes readable when a process ends."""
     try:
         return os.pidfd_open(owner)
     except OSError as error:
@@ -128,7 +128,7 @@ def _opened(owner: int) -> int:
 
 
 def _awaited_end() -> int:
-    """Return what becomes readable when a signal asks this process to end; from now on none ends it by itself."""
+    """Return a file descriptor that becomes readable when this process gets a signal to end, instead of ending it."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -138,11 +138,11 @@ def _awaited_end() -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make what the first word says, as JSON; print a line of JSON, ``{"made": ...}`` or ``{"error": ...}``; and keep it."""
+    """Create and keep the cluster described by the first argument; print ``{"made": ...}`` or ``{"error": ...}``."""
     spec: dict[str, Any] = json.loads(argv[0])
     file = Path(spec["file"])
     hosts: list[_Host] = []
-    # Whoever is told that it is made may take it down at once.
+    # The creator may take the cluster down as soon as it reads the line.
     ends = [_awaited_end()]
     try:
         try:
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
         print(json.dumps({"made": spec["name"]}), flush=True)
-        # Whoever waits for the line waits for the end of the pipe.
+        # The reader of the line waits for the end of the pipe.
         os.close(sys.stdout.fileno())
         select.select(ends, [], [])
         return 0
@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _healed(file: Path, hosts: Sequence[_Host]) -> None:
-    """Remove what tells of hosts that are cut off: of these, or of a cluster of before whose keeper was killed."""
+    """Remove the files of hosts that are cut off: of these, or of an earlier cluster whose keeper was killed."""
     for number in range(len(hosts)):
         cut_file(file, number).unlink(missing_ok=True)
 

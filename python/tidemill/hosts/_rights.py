@@ -1,4 +1,4 @@
-"""What a user needs to make emulated hosts, and what to change where the system says no."""
+"""Permissions for emulated hosts, and what to change if the system denies them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 __all__ = ["lacking", "refusal"]
 
-#: What root must be able to do, and its number among the kernel's capabilities. Containers take some of it away.
+#: The capabilities that root needs, with the kernel's numbers. Containers drop some of them.
 _NEEDED = {"SYS_ADMIN": 21, "NET_ADMIN": 12, "SYS_CHROOT": 18}
 
 _SYSCTL = Path("/proc/sys")
-#: Settings of the kernel that keep ordinary users from making namespaces: the value that does, and what to set instead.
+#: Kernel settings that prevent ordinary users from creating namespaces: the value that does, and what to set instead.
 _SETTINGS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "user.max_user_namespaces": ("0", "10000"),
 }
 
-#: What a kernel says that lacks a part, and the module that has it.
+#: Kernel messages about a missing part, and the module that provides it.
 _MODULES = {"type bridge": "bridge", "type veth": "veth", " tbf ": "sch_tbf"}
 
 
 def lacking() -> str | None:
-    """Return a sentence on what root may not do here; None if it may do all that is needed, or this is an ordinary user."""
+    """Return a sentence on capabilities that root lacks here; None if none is missing, or this is an ordinary user."""
     if os.geteuid() != 0:
         return None
     names = [name for name, bit in _NEEDED.items() if not _capabilities() >> bit & 1]
@@ -42,14 +42,14 @@ def _capabilities() -> int:
 
 
 def refusal(text: str, *, rootless: bool) -> str:
-    """Return a sentence on why hosts cannot be made, and what to do, from what a program has said."""
+    """Return a sentence on why hosts cannot be made, and what to do, from a program's message."""
     remedy = _remedy(text, rootless=rootless)
     return f"emulated hosts cannot be made: {text}" + (f"; {remedy}" if remedy else "")
 
 
 def _remedy(text: str, *, rootless: bool) -> str | None:
     if text.startswith("cpus="):
-        # Says it itself.
+        # The message already says it.
         return None
     if "Unknown device type" in text or "kind is unknown" in text or "not supported" in text:
         modules = [module for word, module in _MODULES.items() if word in text]
@@ -62,7 +62,7 @@ def _remedy(text: str, *, rootless: bool) -> str | None:
     if "not permitted" not in text and "denied" not in text.lower():
         return None
     if "mount /proc" in text or "filesystem propagation" in text:
-        # Of a /proc that a container hides parts of, no user namespace gets one that has them.
+        # If a container hides parts of /proc, user namespaces cannot mount a complete one.
         more = " --security-opt systempaths=unconfined" if rootless else ""
         return (
             f"this container may not mount /proc: run it with --security-opt apparmor=unconfined{more}, or --privileged"

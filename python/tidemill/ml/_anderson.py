@@ -19,7 +19,8 @@ __all__ = ["Anderson"]
 
 Array = NDArray[np.float64]
 
-#: Part of the trace that is added to the diagonal: differences become nearly parallel as the iteration converges.
+#: Fraction of the trace that is added to the diagonal, because differences become nearly parallel as the iteration
+#: converges.
 _REGULAR = 1e-10
 
 
@@ -40,7 +41,8 @@ class Anderson:
         """Drop the history, for example after a step has failed or g has changed."""
         self._step: Array | None = None
         self._image: Array | None = None
-        #: Differences of steps g(x) - x and of images g(x), each in a row; which row is the next one's; and the products of the former.
+        #: Differences of steps g(x) - x and of images g(x), one per row; the row for the next one; and the products of
+        #: the former.
         self._steps = self._images = np.empty((0, 0))
         self._next = 0
         self._products: list[list[float]] = []

@@ -15,10 +15,11 @@ from tidemill.ml._smacof import totals
 
 __all__ = ["classical_start"]
 
-#: Vectors beyond those wanted, most steps, and the residual, in parts of the largest eigenvalue, at which steps end.
+#: Vectors beyond those wanted, maximum number of steps, and the residual at which steps end, relative to the largest
+#: eigenvalue.
 _MORE, _STEPS_MAX, _RESIDUAL = 4, 6, 1e-5
 
-#: Eigenvalues below this part of the largest are rounding.
+#: Eigenvalues below this fraction of the largest are rounding errors.
 _NEGLIGIBLE = 1e-6
 
 
@@ -45,7 +46,7 @@ def classical_start(problem: Problem, k: int, rng: np.random.Generator) -> Array
 
 
 class _Gram:
-    """-1/2 J D J, where D holds the squared distances and J is centering; without points that have no weight."""
+    """-1/2 J D J, where D holds the squared distances and J is centering; without points of zero weight."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -91,9 +92,9 @@ class _Krylov:
     def __init__(self, n: int, k: int, rng: np.random.Generator) -> None:
         self.k, self.rng, self.steps = k, rng, 0
         self.basis, self.products = np.empty((n, 0)), np.empty((n, 0))
-        # Any block will do: always the same makes results repeat.
+        # Any block works; a constant one makes results repeat.
         block = np.random.default_rng(0).standard_normal((n, min(n, k + _MORE)))
-        # Rows one after the other, as they come from a message: products of matrices are rounded alike then.
+        # Contiguous rows, as received in messages, so that products of matrices are rounded in the same way.
         self.block: Array = np.ascontiguousarray(np.linalg.qr(block)[0])
         self.result: Array | None = None
 
@@ -114,7 +115,7 @@ class _Krylov:
             following = following - self.basis @ (self.basis.T @ following)
         q, r = np.linalg.qr(following)
         q = q[:, np.abs(np.diag(r)) > 1e-10 * top]
-        # What rounding has left of directions that are in the basis must not come in twice.
+        # Rounding leaves traces of directions that are already in the basis; they must not be added again.
         q = q - self.basis @ (self.basis.T @ q)
         room = len(q) - self.basis.shape[1]
         if done or self.steps == _STEPS_MAX or q.shape[1] == 0 or room <= 0:
@@ -128,7 +129,7 @@ class _Krylov:
         top = max(float(values.max(initial=0.0)), 0.0)
         for c in range(min(self.k, len(values))):
             if values[c] > _NEGLIGIBLE * top:
-                # Signs are arbitrary: the largest coordinate is positive.
+                # Signs are arbitrary, so make the largest coordinate positive.
                 column = vectors[:, c]
                 out[:, c] = column * np.sqrt(values[c]) * np.sign(column[np.abs(column).argmax()])
             elif values[c] < -_NEGLIGIBLE * top:

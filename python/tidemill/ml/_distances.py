@@ -47,7 +47,7 @@ _BLOCK_BYTES = 8 << 20
 #: rounding error of distances computed from large squares, in float32 and in float64.
 ROUNDING = 1e-4
 _ROUNDING_FLOAT64 = 1e-6
-#: The same of weights, in parts of the largest.
+#: The same for weights, relative to the largest.
 _WEIGHTS_TOLERANCE = 1e-4
 
 
@@ -120,9 +120,9 @@ class Weights:
 
     columns: Array | None
     rows: Rows | None
-    #: What a weight of 1 in the kernels is to the user.
+    #: The user's value of a weight of 1 in the kernels.
     unit: float
-    #: How the kernels keep those of a matrix.
+    #: How the kernels store the weights of a matrix.
     storage: str = "float32"
 
 
@@ -133,12 +133,12 @@ class Problem:
     comm: Comm
     pool: native.KernelPool
     cells: native.MdsDistances
-    #: Rows of each rank.
+    #: The number of rows of each rank.
     counts: list[int]
     weights: Weights
-    #: What a distance of 1 in the kernels is to the user.
+    #: The user's value of a distance of 1 in the kernels.
     unit: float
-    #: The largest distance, or for vectors a bound of it, in units of `unit`.
+    #: The largest distance, or an upper bound for vectors, in units of `unit`.
     largest: float
 
     def find_largest(self) -> None:
@@ -236,7 +236,7 @@ def weights_of(comm: Comm, pool: native.KernelPool, given: Any, counts: list[int
         raise ValueError(
             f"Weights are too large, up to {largest:.6g}: their products overflow float64. Only their ratios count."
         )
-    # As the kernels see them.
+    # With the precision of the kernels.
     return Weights((columns / (largest or 1.0)).astype(np.float32).astype(np.float64), None, (largest or 1.0) ** 2)
 
 
@@ -300,7 +300,7 @@ def from_table(
     """
     first = sum(counts[: comm.rank])
 
-    # One rank's distances are compared with another's.
+    # Distances of one rank are compared with another's.
     if rounding is None:
         rounding = max(
             collective_try(
@@ -371,9 +371,9 @@ def _here(comm: Comm, work: Callable[[], native.MdsDistances]) -> native.MdsDist
     return mine[0]
 
 
-# --- what holds for all ranks together -------------------------------------------------------------------------------
+# --- checks that involve all ranks -----------------------------------------------------------------------------------
 def _checked(problem: Problem, storage: str | None = None, rounding: float = ROUNDING) -> Problem:
-    # By how much rounding may part two numbers that differ by next to nothing.
+    # The distance by which rounding can separate two almost equal numbers.
     steps = {"float32": 0.0, "float16": 2.0**-11, "fixed16": 1.0 / 65535}
     if storage is not None:
         _check_symmetry(problem, weights=False, tolerance=rounding * problem.largest + steps[storage])
@@ -410,7 +410,7 @@ def _check_symmetry(problem: Problem, weights: bool, tolerance: float) -> None:
         compare(comm.rank, begin, cells.block(weights, (begin, end), (here, here + mine)))
     for distance in range(1, comm.size // 2 + 1):
         to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-        # All ranks make as many steps; at the end of the shorter parts messages are empty.
+        # All ranks make the same number of steps; shorter parts send empty messages at the end.
         for begin in range(0, widest, step):
             sent = (min(begin, mine), min(begin + step, mine))
             part = cells.block(weights, sent, (int(starts[to]), int(starts[to + 1])))
@@ -439,7 +439,7 @@ def _check_connected(problem: Problem) -> None:
     comm = problem.comm
     parents: NDArray[np.uint32] = problem.cells.components()
     for other in comm.allgather(parents) if comm.size > 1 else ():
-        # Joining two partitions: the same point belongs to one part in each.
+        # Merge two partitions: each point belongs to one part in each.
         parents = _join(parents, other)
     parts = np.unique(parents)
     if len(parts) <= 1:
@@ -457,7 +457,7 @@ def _join(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the finest partition that is coarser than both; each maps every point to the first of its part."""
     while True:
         joined = a.copy()
-        # The least part that any point of a part of `b` is in, and the other way round, until nothing changes.
+        # The minimum part over the points of each part of `b`, and vice versa, until nothing changes.
         np.minimum.at(joined, b, a)
         joined = np.minimum(joined[b], a)
         least = np.arange(len(a), dtype=a.dtype)

@@ -66,7 +66,7 @@ def active() -> Comm:
     chosen = _chosen.get()
     if chosen is None:
         chosen = init().comm
-    # One rank needs no messages, whatever its communicator is.
+    # A single rank needs no messages, whatever its communicator.
     return chosen if chosen.size > 1 else _alone
 
 

@@ -15,7 +15,7 @@ from tidemill.ml._shard import Array, Shard
 __all__ = ["Iteration", "Result", "cluster_sums", "lloyd"]
 
 
-#: A sum of squares this much smaller than the one it is the rest of has lost too many digits: it is formed anew.
+#: If a sum of squares is smaller than this fraction of its minuend, it has lost too many digits and is recomputed.
 _CANCELLED = 1e-3
 
 
@@ -25,9 +25,9 @@ class Iteration:
 
     number: int
     inertia: float
-    #: Squared length of the way all centres moved together.
+    #: The squared length of the combined move of all centers.
     shift: float
-    #: Rows that changed their cluster.
+    #: The number of rows that changed their cluster.
     changed: int
 
 
@@ -35,20 +35,20 @@ class Iteration:
 class Result:
     """Result of Lloyd's iterations."""
 
-    #: (k, d), less the shift, as `settle` rounds them.
+    #: (k, d), minus the shift, as rounded by `settle`.
     centres: Array
-    #: Of this rank's rows, for exactly these centres.
+    #: For this rank's rows, with exactly these centers.
     labels: NDArray[np.int32]
     inertia: float
     iterations: int
-    #: What the rows of each cluster weigh, (k,).
+    #: The weight of each cluster, (k,).
     weights: Array
     algorithm: str
 
 
 def cluster_sums(shard: Shard, centres: Array) -> tuple[Array, Array]:
     """Return the weighted sums, (k, d), and the weights, (k,), of all ranks' rows by their nearest centers. Centers
-    and sums are less the shift.
+    and sums are minus the shift.
     """
     k, d = centres.shape
     fit = native.KMeansFit(shard.pool, shard.x, shard.shift, shard.weights, k, "lloyd", 1)
@@ -74,7 +74,7 @@ def lloyd(
 
     Parameters
     ----------
-    centres : ndarray of shape (k, d), less the shift
+    centres : ndarray of shape (k, d), minus the shift
     tol : float
         Upper bound for the squared distance that all centers move together.
     squares : float
@@ -86,7 +86,8 @@ def lloyd(
     """
     k, d = centres.shape
     fit = native.KMeansFit(shard.pool, shard.x, shard.shift, shard.weights, k, algorithm, max_iter)
-    # Sums of the clusters, their weights, and how many rows changed: all that ranks tell each other, in one message.
+    # The clusters' sums and weights, and the number of rows that changed: everything that ranks exchange, in one
+    # message.
     local = np.empty(k * d + k + 1)
 
     def step(centres: Array) -> tuple[Array, Array, int]:
@@ -96,7 +97,7 @@ def lloyd(
         return total[: k * d].reshape(k, d), total[k * d : -1], round(total[-1])
 
     def inertia_of(centres: Array, sums: Array, totals: Array) -> float:
-        # Sum of w |x - c|^2 = sum of w |x|^2 + sum over clusters of (w |c|^2 - 2 c.s): no look at the rows is needed.
+        # Sum of w |x - c|^2 = sum of w |x|^2 + sum over clusters of (w |c|^2 - 2 c.s), which does not require the rows.
         norms = np.einsum("kd,kd->k", centres, centres)
         return max(0.0, squares + float(totals @ norms - 2.0 * np.vdot(centres, sums)))
 
@@ -133,7 +134,7 @@ def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, to
     k = len(totals)
     empty = np.flatnonzero(totals <= 0)
     labels = fit.labels()
-    # At most k rows are alone, so some of these are not, if any is.
+    # At most k rows are alone in their clusters, so if any of these is not, it is among them.
     found = native.kmeans_farthest(shard.x, shard.shift, shard.weights, centres, labels, len(empty) + k)
     rows = np.array([row for _, row in found], dtype=np.intp)
     mine = (
@@ -150,7 +151,7 @@ def _refill(shard: Shard, fit: native.KMeansFit, centres: Array, sums: Array, to
     goal = next(goals)
     for i in order:
         old = labels_of[i]
-        # The tolerance is for weights that do not add up exactly.
+        # The tolerance allows for weights that do not add up exactly.
         if totals[old] - weights[i] <= 1e-12 * totals[old]:
             continue
         sums[old] -= weights[i] * points[i]

@@ -35,7 +35,7 @@ from tidemill.ml.kmeans import draw_seed
 
 __all__ = ["Input", "Prepared", "refuse_not_finite"]
 
-#: Parameters that must be the same on every rank, or one would stop while others go on.
+#: Parameters that must be the same on every rank; otherwise, one rank would stop while others continue.
 _SHARED = (
     "n_components",
     "metric",
@@ -57,11 +57,11 @@ class Prepared:
     """Checked input; the same on every rank, except for the rows."""
 
     problem: Problem
-    #: What this rank was given.
+    #: The rows given to this rank.
     rows: Rows
     #: The weighted sum over pairs of squared distances.
     squares: float
-    #: Names of columns, and how many there are.
+    #: The column names, and the number of columns.
     names: NDArray[np.object_] | None
     features: int
 
@@ -92,10 +92,10 @@ class Input(Estimator):
     weight_storage: str
     random_state: int | np.random.RandomState | np.random.Generator | None
     n_threads: int | None
-    #: Vectors of all points, less `_mean`, in the unit; of metric "euclidean".
+    #: The vectors of all points, minus `_mean`, in the unit; for metric "euclidean".
     _vectors: NDArray[np.float32] | None
     _mean: Array | None
-    #: Vectors of all points; where `metric` is a function.
+    #: The vectors of all points, if `metric` is a function.
     _points: Array
 
     def _check_parameters(self) -> None:
@@ -139,11 +139,11 @@ class Input(Estimator):
         def look() -> _Seen:
             self._check_parameters()
             threads.append(pool(self.n_threads))
-            # An instruction set that this processor lacks is found here, before anybody waits for anybody.
+            # Detects an instruction set that this processor lacks before any rank waits for another.
             native.MdsDistances(1, 1, 0, "float32").block(False, (0, 1), (0, 1))
             rows, names = rows_of(X, name, empty_allowed=comm.size > 1)
             given.append(rows)
-            # A function need not be one that can be told to others.
+            # Functions may not be serializable, so they are not compared.
             parameters = {
                 name: "a function" if callable(value) else value
                 for name, value in self.get_params().items()

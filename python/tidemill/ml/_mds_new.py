@@ -18,7 +18,7 @@ from tidemill.ml._threads import pool
 
 __all__ = ["NewPoints"]
 
-#: Bytes of the distances of new points that are looked at together.
+#: Bytes of new points' distances that are processed together.
 _NEW_BYTES = 32 << 20
 
 
@@ -27,7 +27,7 @@ class NewPoints(Input):
 
     positions_: Array
     n_features_in_: int
-    #: What a distance of 1 in the kernels is to the user; and weights of the columns that new points get.
+    #: The user's value of a distance of 1 in the kernels; and the weights of the columns for new points.
     _unit: float
     _columns: Array
 

@@ -22,14 +22,14 @@ from tidemill.ml._shard import Array, Shard
 
 __all__ = ["Account", "Partial", "partial_rounds"]
 
-#: Rows are dealt to parts anew after this many rounds.
+#: Rows are redistributed to parts after this many rounds.
 _DEAL_EVERY = 3
-#: Rounds in which the movement has not shrunk, after which it is not expected to.
+#: The number of rounds without shrinking movement after which it is not expected to shrink.
 _PATIENCE = 3
-#: By default a worker has so many parts, or fewer, so that each has some rows of each cluster.
+#: The default number of parts of a worker; fewer if parts would not have some rows of each cluster.
 _PARTS = 8
 _ROWS_OF_CLUSTER = 20
-#: More blocks mix better, and cost more calls of the kernel: smaller ones than this are not made for that.
+#: More blocks mix better, but cost more calls of the kernel, so blocks are at least this small part of a part.
 _BLOCKS_OF_PART = 8
 _ROWS_OF_BLOCK = 64
 
@@ -64,7 +64,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Partial:
-    """Result of rounds: the common centers, (k, d), less the shift; and the account of how they were found."""
+    """Result of rounds: the common centers, (k, d), minus the shift; and the account of how they were found."""
 
     centres: Array
     account: Account
@@ -154,7 +154,8 @@ def partial_rounds(
     size = k * d + k
     blocks = _Blocks(shard, k, parts, algorithm, max_iter, seed)
     sweeps_max = max_iter if local_sweeps is None else local_sweeps
-    # Means of parts as sums and weights, and of the first sweep: inertia, rows that changed; and the rows looked at.
+    # Means of parts as sums and weights; from the first sweep, inertia and the number of changed rows; and the rows
+    # visited.
     local, out = np.empty(size + 3), np.empty(size)
     account = Account("partial")
     dealt: list[list[int]] = []
@@ -210,7 +211,8 @@ def _settle(
         np.divide(sums, weights[:, None], out=moved, where=weights[:, None] > 0)
         shift = float(np.sum((moved - centres) ** 2))
         centres = moved
-        # In the first sweep, rows are compared with their clusters of the round before: that none changed means nothing.
+        # The first sweep compares rows with their clusters of the previous round, so no changes there are not a sign of
+        # convergence.
         if shift <= tol or (sweep > 1 and changed == 0):
             break
     if weighted:

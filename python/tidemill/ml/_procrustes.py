@@ -12,7 +12,7 @@ __all__ = ["Procrustes", "procrustes"]
 
 Array = NDArray[np.float64]
 
-#: Singular values below this part of the largest say nothing about a direction.
+#: Directions with singular values below this fraction of the largest are not determined.
 _NEGLIGIBLE = 1e-12
 
 
@@ -24,7 +24,7 @@ class Procrustes:
     rotation: Array
     #: (k,), in the units of the fixed points.
     translation: Array
-    #: 1.0 unless it was asked for.
+    #: 1.0 unless a scale was requested.
     scale: float
     #: Weighted root of the mean squared distance between the mapped points and the fixed ones, in their units.
     residual: float
@@ -102,14 +102,14 @@ def procrustes(
     mean_a, mean_b = share @ a, share @ b
     a, b = a - mean_a, b - mean_b
     size_a, size_b = float(np.abs(a).max()), float(np.abs(b).max())
-    # Products of the parts of the largest neither overflow nor vanish.
+    # Normalized by the largest values, products neither overflow nor vanish.
     a, b = a / (size_a or 1.0), b / (size_b or 1.0)
     u, singular, vt = np.linalg.svd((a * share[:, None]).T @ b)
     signs = np.ones(len(singular))
     rank = int((singular > _NEGLIGIBLE * max(singular[0], np.finfo(float).tiny)).sum()) if size_a and size_b else 0
     rotation = _nearest_to_identity(u, vt, rank)
     if not reflection and np.linalg.det(rotation) < 0:
-        # What counts least is turned round: with a singular value of 0 at no cost.
+        # Reverse the direction that counts least; if its singular value is 0, this costs nothing.
         signs[-1] = -1.0
         rotation = _nearest_to_identity(u, vt, rank, mirrored=True)
     spread_a = float(share @ np.einsum("nk,nk->n", a, a))

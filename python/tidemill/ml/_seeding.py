@@ -58,7 +58,7 @@ class _Closest:
         s = self.shard
         ends = np.cumsum(s.comm.allgather(self.potential))
         targets = chances * ends[-1]
-        # The last rank with anything takes what rounding leaves beyond the end.
+        # The last rank with any weight takes what rounding leaves beyond the end.
         last = int(np.flatnonzero(np.diff(ends, prepend=0.0) > 0)[-1])
         owner = np.minimum(np.searchsorted(ends, targets, side="right"), last)
         mine = owner == s.comm.rank
@@ -84,7 +84,7 @@ def plus_plus(shard: Shard, k: int, rng: np.random.Generator, start: Array | Non
     while len(closest.seeds) < k:
         chances = rng.random(trials)
         if not potential > 0:
-            # Every row lies on a seed: any row will do, and its cluster will be empty.
+            # Every row coincides with a seed: any row works, and its cluster will be empty.
             numbers = (chances[:1] * shard.n_total).astype(np.int64)
             potential = closest.add(shard.gather(numbers))
             continue
@@ -109,7 +109,7 @@ def parallel(shard: Shard, k: int, rng: np.random.Generator) -> Array:
         rows = native.kmeans_draw(
             shard.x, shard.shift, shard.weights, closest.distances, scale, seed, number, shard.offset
         )
-        # Ranks hold their rows in order, so this is the order of the rows' numbers.
+        # Ranks hold rows in order, so this is the order of the rows' numbers.
         drawn = shard.comm.allgather(shard.shifted(np.array(rows, dtype=np.intp)))
         potential = closest.add(np.concatenate(drawn))
     candidates = closest.seeds
@@ -145,7 +145,7 @@ def random_rows(shard: Shard, k: int, rng: np.random.Generator) -> Array:
 
     Each row draws a waiting time with its weight as rate, and the k shortest win (Efraimidis and Spirakis, 2006).
     """
-    # All ranks draw the numbers of all rows' blocks they hold from one addressable sequence.
+    # All ranks draw the numbers for their rows from one sequence with random access.
     bits = np.random.Philox(key=int(rng.integers(2**63)))
     # One step of the counter makes four numbers.
     bits.advance(shard.offset // 4)

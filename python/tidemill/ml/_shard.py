@@ -62,7 +62,7 @@ class Shard:
     shift: NDArray[Any]
     #: (n,) or None for ones.
     weights: Array | None
-    #: The number of this rank's first row among those of all ranks, and how many all have.
+    #: The number of this rank's first row among those of all ranks, and the total number of rows.
     offset: int
     n_total: int
 

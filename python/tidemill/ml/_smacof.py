@@ -24,23 +24,27 @@ from tidemill.ml._distances import Array, Problem
 
 __all__ = ["Iteration", "Result", "interpolate", "random_start", "smacof", "spread_out", "temperatures"]
 
-#: Conjugate gradients end when the residual has become this part of what it was, or after so many steps. Starting from the positions that the
-#: system was made from, each step makes the majorizing function less, so that the stress cannot grow wherever they end.
+#: Conjugate gradients end when the residual has fallen to this fraction, or after this many steps. Starting from the
+#: positions that the system was made from, each step decreases the majorizing function, so the stress cannot grow
+#: wherever they end.
 _RESIDUAL, _STEPS_MAX = 0.03, 100
 
-#: A stress below this part of the weighted sum of squared distances is nothing but rounding of float32.
+#: A stress below this fraction of the weighted sum of squared distances is only the rounding error of float32.
 _ROUNDING = 1e-13
 
-#: How far points are moved apart when the temperature falls, in the problem's unit: those that coincide have no direction.
+#: How far points are moved apart when the temperature falls, in the problem's unit, since coinciding points have no
+#: direction.
 _JITTER = 1e-4
 
-#: Points that reach less far in a direction than this part of their greatest reach do not reach into it: what rounding leaves of a plane that was turned.
+#: If the extent of points in a direction is below this fraction of their largest extent, it is a rounding error of a
+#: rotated plane.
 _FLAT = 1e-6
 
-#: Squared distances whose mean is below this are 0, as kernels add 1e-30 to each.
+#: Squared distances with a mean below this are 0, because kernels add 1e-30 to each.
 _NO_SQUARE = 1e-28
 
-#: Old points whose variance in a direction is below this part of the greatest do not tell where a new one lies in it.
+#: Old points whose variance in a direction is below this fraction of the largest do not determine a new point in this
+#: direction.
 _PLANE = 1e-6
 
 
@@ -49,11 +53,11 @@ class Iteration:
     """Summary of one iteration; the same on every rank."""
 
     number: int
-    #: Weighted stress, in the user's units; of the distances at this temperature.
+    #: Weighted stress, in the user's units, for the distances at this temperature.
     stress: float
-    #: Temperature of annealing, in the user's units; 0 without.
+    #: The annealing temperature, in the user's units; 0 without annealing.
     temperature: float
-    #: How much of all temperatures and their iterations is done, from 0 to 1; it may end before 1.
+    #: The completed fraction of all temperatures and their iterations; it may end before 1.
     part: float
 
 
@@ -66,11 +70,11 @@ class Result:
     #: Weighted sum over pairs, in the problem's units.
     stress: float
     iterations: int = 0
-    #: Of each iteration.
+    #: The stress after each iteration.
     stresses: list[float] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     conjugate_gradients: int = 0
-    #: Whether the last temperature ended by the tolerance, and not by the number of iterations.
+    #: Whether the last temperature ended by the tolerance rather than by the number of iterations.
     converged: bool = False
 
 
@@ -97,13 +101,13 @@ class _Passes:
         if columns is None:
             degrees = self.laplacian(np.zeros((problem.n, k)))[:, k:]
             self.mass = total(degrees[:, 0])
-            # Only a point that is alone has no weights.
+            # Only a single point has no weights.
             self.degrees = np.where(degrees > 0, degrees, 1.0)
         else:
             self.mass = total(columns)
 
     def _gathered(self) -> Array:
-        # Alone, what is gathered is the buffer itself, which the next pass writes to.
+        # On a single rank, the gathered array is the buffer itself, which the next pass writes to.
         rows = self.problem.gather(self.local)
         return rows.copy() if rows is self.local else rows
 
@@ -126,7 +130,8 @@ class _Passes:
     def solve(self, b: Array, z: Array) -> Array:
         """Return the X that minimizes the majorizing function: V X = B(Z) Z (5)."""
         if self.columns is not None:
-            # (7), and where all are 1 (6): w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. Where u'X = 0, which a translation brings about, V X = m diag(u) X.
+            # (7), and if all are 1, (6): w_ij = u_i u_j makes V = m diag(u) - u u', m the sum of u. If u'X = 0, which a
+            # translation achieves, V X = m diag(u) X.
             return b / self.mass
         return self._conjugate_gradients(b, z)
 
@@ -139,7 +144,7 @@ class _Passes:
         size = totals(residual * preconditioned)
         goal = _RESIDUAL**2 * size
         for _ in range(_STEPS_MAX):
-            # A coordinate that is solved stays as it is.
+            # A solved coordinate no longer changes.
             going = (size > goal) & (size > 0)
             if not going.any():
                 break
@@ -201,7 +206,8 @@ def spread_out(problem: Problem, start: Array, squares: float) -> Array:
     flat: Array | None = None
     if problem.comm.rank == 0:
         centred = start - totals(start) / n
-        # Squares of far positions must not overflow; and what float32 cannot tell apart in the unit has no shape either.
+        # Squares of distant positions must not overflow; and differences that float32 cannot represent in the unit
+        # carry no shape.
         size = max(float(np.abs(centred).max()), 1e-15)
         squared, directions = np.linalg.eigh((centred / size).T @ (centred / size))
         reach = np.sqrt(np.maximum(squared, 0.0))
@@ -217,7 +223,7 @@ def spread_out(problem: Problem, start: Array, squares: float) -> Array:
         return start
     moves = random_start(problem, k, np.random.default_rng(0), 0.5 * math.sqrt(stress / squares))
     moved: Array = start + moves @ flat @ flat.T
-    # Products of matrices may be rounded otherwise on another processor.
+    # Products of matrices may be rounded differently on another processor.
     return moved if problem.comm.size == 1 else problem.comm.bcast(moved, root=0)
 
 
@@ -262,7 +268,7 @@ def smacof(
     levels = [*falling, 0.0]
     for level, temperature in enumerate(levels):
         if result.iterations:
-            # Points that coincide would stay together for ever.
+            # Points that coincide would stay together forever.
             z = z + random_start(problem, k, rng, _JITTER) if falling else z
         shift = temperature * math.sqrt(2 * k)
         b, stress = passes.guttman(z, shift)
@@ -277,14 +283,14 @@ def smacof(
             if moved is not None:
                 b, after = passes.guttman(moved, shift)
             if moved is None or not after < before:
-                # Majorization's own step, which is never upwards.
+                # The plain majorization step, which never increases the stress.
                 if moved is not None and anderson is not None:
                     anderson.forget()
                 moved = image
                 b, after = passes.guttman(moved, shift)
             if after < before:
                 z, stress = moved, after
-            # Else all that is left is rounding, as majorization never leads upwards: the better positions stay, and the loop ends.
+            # Only rounding is left, since majorization never increases the stress: keep the better positions, and end.
             result.iterations += 1
             result.stresses.append(stress * scale)
             result.temperatures.append(temperature * problem.unit)
@@ -365,7 +371,7 @@ def _majorize(
         stress = out[:, -1].copy()
         moved = means + out[:, :-1] / masses[:, None]
         cells.guttman(pool, moved, positions, columns, 0.0, out)
-        # Rounding must not undo what iterations have won.
+        # Rounding must not undo the gains of iterations.
         better = out[:, -1] <= stress
         z = np.where(better[:, None], moved, z)
         if not (stress - out[:, -1] > tol * stress).any():

@@ -129,7 +129,7 @@ def _matrix(table: Table, names: Sequence[str]) -> NDArray[Any]:
     schema = table.schema
     single = all(schema[name] in ("Float16", "Float32") for name in names)
     dtype = np.dtype(np.float32 if single else np.float64)
-    # A cast to a schema is a choice of its columns, too.
+    # A cast to a schema also selects its columns.
     plain = Table(table._native.cast([(name, dtype.name) for name in dict.fromkeys(names)])).to_numpy()
     matrix = np.empty((table.num_rows, len(names)), dtype)
     for at, name in enumerate(names):
@@ -174,7 +174,7 @@ def mapped(
     as columns of these names and types. Lazy; existing columns are replaced.
     """
     there = set(data.columns)
-    # What replaces a column lies beside it until it is chosen.
+    # A replacement of a column is stored next to it until it is selected.
     names = [f"{field} of {name}" if field in there else field for field, _ in fields]
     kinds = [kind for _, kind in fields]
 

@@ -17,10 +17,10 @@ from tidemill._tidemill import KernelPool
 __all__ = ["pool"]
 
 _pools: dict[tuple[object, ...], KernelPool] = {}
-# A child made by fork has none of its parent's threads.
+# A forked child has none of its parent's threads.
 os.register_at_fork(after_in_child=_pools.clear)
 
-#: Looks at a gate before a waiting thread sleeps, about 0.1 ms.
+#: How often a waiting thread polls before it sleeps: about 0.1 ms.
 _SPINS = 2000
 
 
@@ -32,7 +32,7 @@ def pool(n_threads: int | None = None) -> KernelPool:
     fits = threads <= mine.room
     fills = fits and mine.workers * threads == mine.cpus > 1
     affinity = os.environ.get("TIDEMILL_AFFINITY") or ("auto" if fills else "none")
-    # Where threads outnumber CPUs, or use up the time that a quota allows, one that spins keeps the one it waits for from running.
+    # If threads outnumber CPUs, or use up the quota, a spinning thread keeps the one that it waits for from running.
     spins = _SPINS if fits else 0
     key = (threads, mode, affinity, mine, spins)
     if key not in _pools:

@@ -489,7 +489,7 @@ class KMeans(Estimator):
             seed = draw_seed(self.random_state) if comm.rank == 0 else 0
             return _Checked(len(x), x.shape[1], str(x.dtype), names, plain, weighted, seed, x, weights)
 
-        # The rows stay where they are: only what others need travels.
+        # The rows stay where they are; only what others need is sent.
         mine: list[_Checked] = []
 
         def keep() -> _Checked:
@@ -517,7 +517,7 @@ class KMeans(Estimator):
         x = np.ascontiguousarray(x if len(x) else np.empty((0, d)), dtype=dtype)
         plain = [one.plain for one in everyone if one.plain is not None]
         weighted = [one.weighted for one in everyone if one.weighted is not None]
-        # Sums in rank order, so that every rank gets the same to the bit.
+        # Sums in rank order, so that every rank gets bitwise the same result.
         mean = np.sum([part.total() for part in plain], axis=0) / n_total
         variances = np.sum([part.squares_about(mean) for part in plain], axis=0) / n_total
         shift = mean.astype(dtype)
@@ -552,7 +552,7 @@ class KMeans(Estimator):
                 report=self._report,
             )
             centres, account = rounds.centres, rounds.account
-            # Centers of parts are no fixpoint: only Lloyd's iterations lead to one, and at least one is due.
+            # Centers of parts are not a fixed point: only Lloyd's iterations lead to one, and at least one is needed.
             left, tol = max(1, left - account.rounds), 0.0
         result = lloyd(
             shard,
@@ -565,7 +565,7 @@ class KMeans(Estimator):
             report=lambda iteration: self._report(replace(iteration, number=account.rounds + iteration.number)),
         )
         account.iterations = result.iterations
-        # Labels are of one more look, at the centers as they are returned.
+        # Labels require one more pass, with the returned centers.
         account.passes += result.iterations + 1
         if shard.comm.size > 1:
             account.bytes_sent += (result.iterations + 1) * 8 * (centres.size + len(centres) + 1)
@@ -622,7 +622,7 @@ class KMeans(Estimator):
             x = np.empty((0, self.n_features_in_), x.dtype)
         else:
             check_features(self, x, names)
-        # float64 rows less a float32 shift would be rounded twice; the shift is exact in both.
+        # Subtracting a float32 shift from float64 rows would round twice; the shift is exact in both.
         shift = self._shift.astype(x.dtype)
         weights = check_weights(sample_weight, len(x))
         with using(None):

@@ -26,7 +26,7 @@ __all__ = ["MDS"]
 
 Self = TypeVar("Self", bound="MDS")
 
-#: Least time before a fit shows a bar.
+#: Minimum time before a fit shows a bar.
 _LONG_S = 1.0
 
 
@@ -206,7 +206,7 @@ class MDS(NewPoints):
         self
         """
         self._place(self._prepare(active(), self._taken(X, columns), weights), init)
-        # With tol=0 a number of iterations is what was asked for.
+        # With tol=0, only the number of iterations was requested.
         if not self._converged and self.tol > 0 and active().rank == 0:
             warnings.warn(
                 f"MDS stopped after max_iter={self.max_iter} iterations while the stress still fell by more than tol={self.tol:g} "
@@ -280,7 +280,7 @@ class MDS(NewPoints):
 
         def place() -> dict[int, Array]:
             found = {}
-            # One by one, so that it does not matter which of them a rank has.
+            # One by one, so that the result does not depend on which rank has a point.
             for point in np.flatnonzero(u[problem.own] == 0).tolist():
                 row = prepared.rows.block(point, point + 1)
                 # Distances of such a point may be missing.
@@ -342,7 +342,7 @@ class _Watched:
 
     def __init__(self, estimator: MDS, comm: Comm, n: int, starts: int) -> None:
         self.estimator, self.n, self.starts = estimator, n, starts
-        #: Which one is under way.
+        #: The number of the current start.
         self.start = 0
         self.bar = Bar(shown=comm.rank == 0 and not estimator.verbose)
         self.begin = time.monotonic()

@@ -20,7 +20,7 @@ Self = TypeVar("Self", bound="StandardScaler")
 Array = NDArray[np.float64]
 Rows = ArrayLike | DataSet | Table
 
-#: Rows that are summed in one go: their squares are in the cache.
+#: Rows that are summed at a time, so that their squares are in the cache.
 _BLOCK_ROWS = 4096
 
 
@@ -53,7 +53,7 @@ def _parts(x: NDArray[Any], weights: Array | None) -> _Parts:
         w = there if weights is None else there * weights[first : first + len(block), None]
         weight = w.sum(axis=0, dtype=np.float64)
         filled = np.where(weight > 0, weight, 1.0)
-        # About the first value, so that the sum of large numbers loses nothing.
+        # Relative to the first value, so that sums of large numbers lose no precision.
         about = block[there.argmax(axis=0), np.arange(d)]
         way = np.where(there, block - about, 0.0)
         mean = (w * way).sum(axis=0) / filled
@@ -282,12 +282,12 @@ class StandardScaler(Estimator):
         whole = weight.astype(np.int64) if (weight == np.floor(weight)).all() else weight
         self.n_samples_seen_ = whole[0] if (whole == whole[0]).all() else whole
         mean = np.where(weight > 0, parts.mean, np.nan)
-        # scikit-learn's names for nothing: without both there is neither.
+        # scikit-learn's convention: without both, there is neither.
         self.mean_ = mean if self.with_mean or self.with_std else None
         self.var_ = self.scale_ = None
         if self.with_std:
             self.var_ = np.divide(parts.squares, weight, out=np.full_like(weight, np.nan), where=weight > 0)
-            # What rounding leaves of a feature that does not vary.
+            # The rounding error of a feature that does not vary.
             eps = np.finfo(np.float64).eps
             constant = self.var_ <= weight * eps * self.var_ + (weight * mean * eps) ** 2
             self.scale_ = np.sqrt(np.where(constant, 1.0, self.var_))

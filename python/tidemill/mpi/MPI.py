@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
     memory = buffer
 
-#: Every error of this package, `tidemill.CommError`.
+#: The base of all errors of this package, `tidemill.CommError`.
 Exception = CommError
 _typedict: dict[str, Datatype] = _by_code
 
@@ -120,14 +120,14 @@ COMM_SELF: Intracomm
 
 
 def __getattr__(name: str) -> Any:
-    # The job is joined by whoever first asks for its communicators.
+    # The first access to the communicators joins the job.
     if name in ("COMM_WORLD", "COMM_SELF"):
         from tidemill.mpi._world import communicators
 
         globals()["COMM_WORLD"], globals()["COMM_SELF"] = communicators()
         return globals()[name]
     if name in ("buffer", "memory"):
-        # These are NumPy's arrays, and a program without any starts sooner.
+        # This needs NumPy, and programs without arrays start sooner.
         from tidemill.mpi._buffer import buffer
 
         globals()["buffer"] = globals()["memory"] = buffer

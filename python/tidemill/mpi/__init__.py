@@ -30,7 +30,7 @@ from tidemill.mpi.MPI import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    # Not kept here: the module that joins the job keeps what it found.
+    # Not cached here: the module that joins the job caches the result.
     return getattr(MPI, name)
 
 

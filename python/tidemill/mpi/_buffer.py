@@ -25,7 +25,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     def __new__(cls, buf: Any = None, /) -> buffer:
         if buf is None:
             return cls.frombuffer(b"", True)
-        # `bytes_of` reads every kind of memory, and says of each whether it may be written.
+        # `bytes_of` reads any kind of memory, and tells whether it is writable.
         return cls.frombuffer(buf, not bytes_of(buf, writable=False).flags.writeable)
 
     @staticmethod

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tidemill.mpi._datatype import Bytes
 
     Unpack = Callable[[int | None], None]
-    #: Memory, count, element type of the native code, what to do after receiving, and the caller's datatype.
+    #: Memory, count, native element type, function to call after receiving, and the caller's datatype.
     Resolved = tuple[Bytes, int, str, Unpack | None, Datatype | None]
-    #: Memory, counts, displacements, element type of the native code, what to do after receiving.
+    #: Memory, counts, displacements, native element type, function to call after receiving.
     ResolvedBlocks = tuple[Bytes, list[int], list[int], str, Unpack | None]
 
 
@@ -113,7 +113,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[Bytes, str | None]:
     if array.dtype.hasobject:
         raise TypeError("message: an array of Python objects cannot be sent as a buffer; use the lowercase calls")
     code = array.dtype.char if array.dtype.isnative and array.dtype.fields is None else None
-    # Not of a class of its own, whose items may be something else: `MPI.buffer` is one.
+    # As a plain array, since a subclass may have other items, such as `MPI.buffer`.
     return flat.view(np.uint8, np.ndarray) if flat.size else _empty(), code
 
 
@@ -144,14 +144,14 @@ def _array_of(buffer: Any) -> NDArray[Any] | None:
             raise ValueError("message: the buffer is not contiguous; send a copy")
         try:
             return np.asarray(view)
-        except (ValueError, TypeError):  # a format that NumPy does not know
+        except (ValueError, TypeError):  # a format unknown to NumPy
             flat = np.frombuffer(view, np.uint8) if view.nbytes else _empty()
             return flat.view(f"V{view.itemsize}") if view.itemsize > 1 and view.nbytes else flat
     if hasattr(buffer, "__dlpack__"):
         from tidemill.mpi._dlpack import array_of_capsule
 
         device, number = map(operator.index, buffer.__dlpack_device__())
-        if device not in (1, 3, 11):  # the memory of the host, plain or reachable by a GPU too
+        if device not in (1, 3, 11):  # host memory, plain or also accessible to a GPU
             raise TypeError("message: " + _GPU.format(where=f"GPU (DLPack device type {device}, number {number})"))
         return array_of_capsule(buffer.__dlpack__())
     if hasattr(buffer, "__array_interface__"):
@@ -273,7 +273,7 @@ def _single_base(datatype: Datatype) -> Datatype | None:
     if len(bases) != 1:
         return None
     base = next(iter(bases.values()))
-    # A pair has padding that its packed form has not.
+    # A pair has padding that its packed form does not have.
     return base if base is None or base._laid().is_contiguous else None
 
 
@@ -405,7 +405,7 @@ class _Part:
 
 
 def _packed_blocks(parts: Sequence[_Part], write: bool, update: bool, element: str, each: int) -> ResolvedBlocks:
-    """Consecutive blocks in memory of their own."""
+    """Consecutive blocks in separate memory."""
     starts = _starts([part.nbytes for part in parts])
     packed: Bytes = np.zeros(sum(part.nbytes for part in parts), np.uint8)
     if update or not write:

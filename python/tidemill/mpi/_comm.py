@@ -33,7 +33,7 @@ from tidemill.mpi._status import Status
 
 SUM: Op = ops["SUM"]
 
-#: What the name of a new communicator says about where it comes from.
+#: The beginnings of names of new communicators, which tell their origin.
 _NAMES = {"world": "MPI_COMM_WORLD", "self": "MPI_COMM_SELF"}
 
 _cpu_use = CpuUse()
@@ -49,7 +49,7 @@ class _State:
         self.errhandler = ERRORS_ARE_FATAL
         self.topology: Any = None
         self.buffer: Any = None
-        #: The job that its workers are to themselves (`tidemill.group`).
+        #: The job of its workers by themselves (`tidemill.group`).
         self.job: Any = None
 
 
@@ -94,7 +94,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
     def _attributes(self) -> dict[int, Any]:  # type: ignore[override]
         return self._state.attributes
 
-    # What it is.
+    # Properties.
 
     @property
     def group(self) -> Group:
@@ -233,7 +233,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         self._check_usable()
         if not errhandler:
             raise fail("ERR_ARG", "the error handler is ERRHANDLER_NULL")
-        # A copy: the caller may free his.
+        # A copy, because the caller may free the original.
         self._state.errhandler = Errhandler(errhandler)
 
     def Call_errhandler(self, errorcode: int) -> None:
@@ -250,7 +250,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
 
         abort(errorcode, self._state.name)
 
-    # New ones.
+    # New communicators.
 
     def _make(self, native: _tidemill.Comm | None, kind: type[Comm] | None = None) -> Any:
         """Return a handle for a new native communicator, ``COMM_NULL`` for none."""
@@ -297,7 +297,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         if any(worker not in place for worker in members):
             raise fail("ERR_GROUP", "the group has members that are not in the communicator")
         me = mine[self.rank]
-        # The colour is the first member, so that disjoint groups become different communicators.
+        # The color is the first member, so that disjoint groups become different communicators.
         color = place[members[0]] if me in members else None
         return self._make(self._split(color, members.index(me) if me in members else 0), self._plain())
 
@@ -467,7 +467,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         """Remove a message from matching, if there is one."""
         return self.Improbe(source, tag, status)
 
-    # Buffered sends need no buffer here.
+    # Buffered sends do not need a buffer here.
 
     def Attach_buffer(self, buf: Any) -> None:
         """Accept a buffer for compatibility: buffered sends allocate the memory they need."""
@@ -488,7 +488,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         """Return a completed request; for compatibility."""
         return self.Isend([BOTTOM, 0, datatypes["BYTE"]], c.PROC_NULL)
 
-    # Objects among all.
+    # Collectives on objects.
 
     def barrier(self) -> None:
         """Wait until every rank has called it."""
@@ -530,7 +530,7 @@ class Comm(_tidemill.Comm, Attributes["Comm"]):
         if not 0 <= root < self.Get_size():
             raise fail("ERR_ROOT", f"root {root} is not in a communicator of {self.size} ranks")
 
-    # Outside of what Tidemill offers.
+    # Parts of MPI that Tidemill does not support.
 
     @classmethod
     def Get_parent(cls) -> Any:

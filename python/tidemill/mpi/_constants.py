@@ -95,7 +95,7 @@ MAX_LIBRARY_VERSION_STRING: Final = 255
 MAX_PSET_NAME_LEN: Final = 1023
 MAX_STRINGTAG_LEN: Final = 255
 
-# Windows and files: named so that programs which mention them can be imported, although their calls raise.
+# Windows and files: defined so that programs which mention them can be imported, although their calls raise.
 WIN_FLAVOR_CREATE: Final = 1
 WIN_FLAVOR_ALLOCATE: Final = 2
 WIN_FLAVOR_DYNAMIC: Final = 3

@@ -114,10 +114,10 @@ _ALIASES = {
     "F_FLOAT_COMPLEX": "COMPLEX",
     "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
 }
-#: Named in the standard, without hardware or NumPy type here. Using one as a type of a message raises.
+#: Named in the standard, but without a hardware or NumPy type here. Using one as the type of a message raises.
 _NULL_HERE = ["LOGICAL16", "INTEGER16", "REAL16", "COMPLEX4", "COMPLEX32", "BFLOAT16_T"]
 _SPELLED = {"LONG_LONG": "MPI_LONG_LONG_INT", "TWOINT": "MPI_2INT", "C_FLOAT_COMPLEX": "MPI_C_FLOAT_COMPLEX"}
-#: Bytes of data (without padding) of the pairs, and where their second member lies.
+#: Bytes of data (without padding) of the pairs, and the offset of their second member.
 _PAIRS = {
     "short_int": (2, 4),
     "2int": (4, 4),
@@ -153,7 +153,7 @@ class Layout:
         self._index: tuple[int, Offsets] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        # The arrays are made when one is first used: the predefined datatypes then need no NumPy.
+        # The arrays are made on first use, so that predefined datatypes need no NumPy.
         if name not in ("starts", "lengths", "elements", "size"):
             raise AttributeError(name)
         self.starts, self.lengths, self.elements = (np.asarray(runs, np.int64) for runs in self._given)
@@ -181,7 +181,7 @@ class Layout:
         """Return the runs of `counts[i]` items at each of `displacements[i]` (bytes), with adjacent runs merged."""
         counts = np.asarray(counts, np.int64)
         if self.is_contiguous and self.starts.size and (self.elements == self.elements[0]).all():
-            # One run a block, however long.
+            # One run per block, of any length.
             places = np.asarray(displacements, np.int64)
             return merged(places, counts * self.extent, np.full(places.size, self.elements[0]))
         displacements = np.repeat(np.asarray(displacements, np.int64), counts)
@@ -246,7 +246,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
     _token: object | None
     _code: str | None = None
     _typestr: str | None = None
-    #: Known by size: ``INT32_T``, not ``INT``.
+    #: Identified by size: ``INT32_T``, not ``INT``.
     _sized = False
     _combiner = c.COMBINER_NAMED
     _contents: tuple[list[int], list[int], list[int], list[Datatype]] = ([], [], [], [])
@@ -367,7 +367,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         self._check_usable()
         return self._combiner == c.COMBINER_NAMED
 
-    # How it was made.
+    # The way it was created.
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
         """Return the numbers of integers, addresses, counts and datatypes it was created from, and how
@@ -396,7 +396,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         """Return the datatype it was created from, how, and the arguments by name."""
         return _decode(self)
 
-    # New ones.
+    # New datatypes.
 
     def _made(
         self,
@@ -524,7 +524,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         items = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes, order="C" if order == c.ORDER_C else "F")
         box = items[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
         extent = self._laid().extent
-        # Whole lines of the fastest dimension at once.
+        # Whole lines of the fastest dimension at a time.
         lines = (box if order == c.ORDER_C else box.T).reshape(-1, subsizes[-1 if order == c.ORDER_C else 0])
         integers = [ndims, *sizes, *subsizes, *starts, order]
         return self._made(
@@ -638,7 +638,7 @@ class Datatype(_tidemill.Datatype, Attributes["Datatype"]):
         except KeyError:
             raise ValueError(f"cannot map {code!r} to an MPI datatype") from None
 
-    # Packing by hand.
+    # Manual packing.
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Append all items of `inbuf` to the bytes of `outbuf` at `position`; return the position after them."""
@@ -779,7 +779,7 @@ def _remade(kind: type[Datatype], combiner: str, base: Datatype, arguments: dict
 
 DATATYPE_NULL = Datatype()
 DATATYPE_NULL._predefined_name = "DATATYPE_NULL"
-#: Every predefined datatype by its name in this package.
+#: All predefined datatypes by their names in this package.
 predefined: dict[str, Datatype] = {name: Datatype._basic(name) for name in _PREDEFINED}
 predefined.update({alias: predefined[name] for alias, name in _ALIASES.items()})
 predefined.update(dict.fromkeys(_NULL_HERE, DATATYPE_NULL))

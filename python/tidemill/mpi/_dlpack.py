@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 __all__ = ["TensorMemory", "array_of_capsule"]
 
-#: Types of elements, by DLPack's code: NumPy's kind. Anything else travels as plain bytes.
+#: Element types, by DLPack's code: NumPy's kind. Anything else is transferred as plain bytes.
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _READ_ONLY = 1
 _MAJOR = 1
@@ -103,11 +103,11 @@ def array_of_capsule(capsule: Any) -> NDArray[Any]:
     strides = tuple(tensor.strides[axis] * itemsize for axis in range(ndim)) if tensor.strides else None
     try:
         code, lanes = tensor.dtype.code, tensor.dtype.lanes
-        # Two lanes of floats are a complex number, as some libraries have it.
+        # In some libraries, two lanes of floats are a complex number.
         kind = _KINDS[code] if lanes == 1 else {(2, 2): "c"}[code, lanes]
         dtype = np.dtype(f"{kind}{itemsize}")
     except (KeyError, TypeError):
-        # Nothing that NumPy knows: so many bytes for each element.
+        # A type unknown to NumPy: this many bytes per element.
         dtype, shape = np.dtype(np.uint8), (*shape, itemsize)
         strides = None if strides is None else (*strides, 1)
     if not tensor.data or 0 in shape:

@@ -28,7 +28,7 @@ from tidemill.mpi._topology import _size
 if TYPE_CHECKING:
     from tidemill.mpi._datatype import Bytes
 
-#: Tags of the hidden traffic, apart from those of `_objects` and `_topology`.
+#: Tags of the hidden traffic, distinct from those of `_objects` and `_topology`.
 _DATA, _DOWN = -(1 << 30) - 201, -(1 << 30) - 202
 
 
@@ -63,10 +63,10 @@ class Intercomm(Comm):
 
     @property
     def _bridge(self) -> Any:
-        # The native methods see the bridge whole, without this class's idea of ranks.
+        # The native methods use the whole bridge, without this class's numbering of ranks.
         return _Bridge(self)
 
-    # What it is.
+    # Properties.
 
     @classmethod
     def Create_from_groups(
@@ -144,7 +144,7 @@ class Intercomm(Comm):
     def Merge(self, high: bool = False) -> Intracomm:
         """Return a communicator of both groups; the group that passes `high` comes last. Collective over both."""
         flags = _Bridge(self).allgather(bool(high))
-        # Equal flags: the group of the bridge's first ranks comes first.
+        # If flags are equal, the group of the bridge's first ranks comes first.
         first = self._offset > 0
         mine, theirs = bool(high), flags[self._offset]
         behind = mine if mine != theirs else not first
@@ -163,7 +163,7 @@ class Intercomm(Comm):
     def _part(self, color: int | None, key: int) -> Any:
         bridge, first = _Bridge(self), self._offset > 0
         colors = bridge.allgather(color)
-        # The first group's ranks come first in the new bridge too.
+        # The first group's ranks also come first in the new bridge.
         order = (0 if first else 1 << 40) + key
         both = color is not None and color in colors[self._offset : self._offset + self._remote]
         native = bridge._split(color if both else None, order)
@@ -188,7 +188,7 @@ class Intercomm(Comm):
     def _with_status(self, status: Status | None) -> Status:
         return Status() if status is None else status
 
-    # Broadcast and its like take a root of ``MPI.ROOT``, ``MPI.PROC_NULL`` or the rank of the other group's root.
+    # Broadcast and similar calls take a root of ``MPI.ROOT``, ``MPI.PROC_NULL`` or the rank of the other group's root.
 
     def _check_root(self, root: int) -> None:
         if root not in (c.ROOT, c.PROC_NULL) and not 0 <= root < self.Get_remote_size():
@@ -254,7 +254,7 @@ class Intercomm(Comm):
         """Combine the objects of the other group; all ranks get the result."""
         return fold(self.allgather(sendobj), op)
 
-    # Buffers travel as blocks of bytes between each rank and those it needs.
+    # Buffers are sent as blocks of bytes between each rank and its partners.
 
     def _exchange(self, sends: list[tuple[int, Bytes]], recvs: list[tuple[int, Bytes]], unpack: Any = None) -> None:
         bridge = _Bridge(self)
@@ -358,7 +358,7 @@ class Intercomm(Comm):
         self._local.Allreduce(sendbuf, total, op)
         room, unpack = _whole(recvbuf, True)
         part = _whole(total, False)[0]
-        # Rank r serves those of the other group whose rank is r modulo this group's size.
+        # Rank r serves the ranks of the other group that equal r modulo this group's size.
         sends = [(rank, part) for rank in range(self.rank, self._remote, self.size)]
         self._exchange(sends, [(self.rank % self._remote, room)], unpack)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 __all__ = ["CpuUse", "Lateness", "compare", "time_text"]
 
-#: Calls that are looked at: the newest.
+#: The number of calls that are compared: the newest.
 _CALLS = 100
-#: Differences up to this are nobody's fault, in seconds.
+#: Differences up to this many seconds are not attributed to anyone.
 _NOTICED_S = 1e-3
-#: A thread that waits for a CPU for so long, for each second that it has one, shares it with others.
+#: A thread that waits for a CPU for this long, per second of running, shares it with others.
 _CROWDED = 0.25
 
 
@@ -77,7 +77,7 @@ class Lateness:
 
 
 class CpuUse:
-    """What this process uses of its host's CPUs, from look to look."""
+    """Measures this process's use of its host's CPUs between calls of `look`."""
 
     def __init__(self) -> None:
         self._last = _cpu_times()
@@ -93,10 +93,10 @@ class CpuUse:
 def _cpu_times() -> tuple[float, float, float]:
     """Return the time, the CPU time of this process, and how long its main thread was ready and waited for a CPU; in seconds."""
     try:
-        # Nanoseconds on a CPU, and ready for one.
+        # Nanoseconds on a CPU, and nanoseconds waiting for one.
         waited_s = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
-        # The kernel does not tell.
+        # The kernel does not provide this.
         waited_s = 0.0
     return time.monotonic(), time.process_time(), waited_s
 

@@ -31,7 +31,7 @@ Combine = Op | Callable[[Any, Any], Any]
 #: Bytes of a slot; the first two give the used length.
 SLOT_BYTES = 512
 _LARGE = 0xFFFF
-#: Tags of the hidden traffic. Order per pair makes one enough for each pattern.
+#: Tags of the hidden traffic. Messages of a pair stay in order, so one tag per pattern is enough.
 _GATHER, _SCATTER, _ALLTOALL, _REDUCE, _NEIGHBOURS = (-(1 << 30) - n for n in range(2, 7))
 
 

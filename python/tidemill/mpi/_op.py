@@ -24,7 +24,7 @@ def _located(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     return choose
 
 
-#: What a predefined operation does with two Python objects.
+#: The predefined operations on two Python objects.
 _ON_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
     "MAX": lambda x, y: y if y > x else x,
     "MIN": lambda x, y: y if y < x else x,
@@ -101,7 +101,7 @@ class Op(_tidemill.Operation, Handle):
         if self._predefined_name is not None and self._predefined_name in _ON_OBJECTS:
             return _ON_OBJECTS[self._predefined_name](x, y)
         if self._function is not None:
-            # As in mpi4py: a function that is to be used so looks at whether the datatype is None.
+            # As in mpi4py, a function that supports this use checks whether the datatype is None.
             return self._function(x, y, None)
         raise ValueError("the operation is OP_NULL (or was freed)")
 

@@ -9,7 +9,7 @@ import pickle as _pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Arrays from this many bytes on travel apart from the pickle.
+#: Arrays of at least this many bytes are sent separately from the pickle.
 _APART_BYTES = 16384
 
 

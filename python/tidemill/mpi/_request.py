@@ -13,7 +13,7 @@ from tidemill.mpi._handle import Handle, _predefined, called
 from tidemill.mpi._missing import missing
 from tidemill.mpi._status import Status
 
-#: The longest a wait for what Python code drives sleeps between looks, in seconds: 1 % of a core.
+#: The maximum sleep between polls of requests driven by Python code, in seconds: it costs 1 % of a core.
 _NAP_S = 0.0005
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Request(_tidemill.Request, Numbered):
             return type(self), ()
         raise ValueError("cannot pickle a request: its operation is under way in this process")
 
-    # One request.
+    # A single request.
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait until the operation completes; return the received object, or ``None`` for other operations."""
@@ -124,7 +124,7 @@ class Request(_tidemill.Request, Numbered):
         if self:
             self.Free()
 
-    # Several.
+    # Several requests.
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> Literal[True]:

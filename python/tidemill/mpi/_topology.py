@@ -120,7 +120,7 @@ class Topocomm(Intracomm):
     inedges = property(lambda self: self.inoutedges[0], doc="The ranks this one receives from.")
     outedges = property(lambda self: self.inoutedges[1], doc="The ranks this one sends to.")
 
-    # Among neighbours.
+    # Neighborhood collectives.
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all neighbors; return theirs."""
@@ -182,9 +182,10 @@ class Topocomm(Intracomm):
     def _exchange(self, sends: tuple[list[Any], Any], recvs: tuple[list[Any], Any]) -> Request:
         sources, dests = self._neighbours()
         size = self.size
-        # Between two ranks there may be several edges: both sides count them, so that the k-th edge out meets the k-th
-        # edge in. In a grid with two ranks along an axis the one above is also the one below; there what goes down comes
-        # from above (MPI 4.1 section 8.6), so edges out are counted with the two of an axis exchanged.
+        # There may be several edges between two ranks: both sides count them, so that the k-th outgoing edge matches
+        # the k-th incoming one. In a grid with two ranks along an axis, the rank above is also the rank below, and what
+        # is sent downward arrives from above (MPI 4.1 section 8.6), so outgoing edges are counted with the two
+        # directions of an axis exchanged.
         is_grid = self._state.topology.kind == c.CART
         order = [i ^ 1 for i in range(len(dests))] if is_grid else list(range(len(dests)))
         parts = [
@@ -382,7 +383,7 @@ class Distgraphcomm(Topocomm):
         return list(graph.sources), list(graph.dests), graph.weights
 
 
-# Making them.
+# Creating topologies.
 
 
 def create_cart(comm: Intracomm, dims: Sequence[int], periods: Sequence[bool] | bool | None) -> Any:
@@ -404,7 +405,7 @@ def create_cart(comm: Intracomm, dims: Sequence[int], periods: Sequence[bool] | 
 def create_graph(comm: Intracomm, index: Sequence[int], edges: Sequence[int]) -> Any:
     """See `Intracomm.Create_graph`."""
     index = list(index)
-    # Offsets from 0 on, as of a compressed sparse row matrix, are taken too; mpi4py does so.
+    # Offsets that start at 0, as in compressed sparse rows, are accepted, too, as in mpi4py.
     if len(index) > 1 and index[0] == 0 and index[-1] == len(edges):
         index = index[1:]
     if len(index) > comm.size:

@@ -34,9 +34,9 @@ from tidemill.stream import tumbling, window
 
 __all__ = ["Lacking", "StreamTail"]
 
-#: Seconds between two early results, at least.
+#: Minimum number of seconds between two early results.
 _EARLY_S = 0.05
-#: Seconds that closing waits for the stream to see it.
+#: Seconds that closing waits for the stream to notice.
 _CLOSE_S = 10.0
 
 _Cells = dict[str, list[Any]]
@@ -47,7 +47,7 @@ class _Closed(Exception):
 
 
 class Lacking:
-    """What rows have come without, as long as none has come with id, time and value."""
+    """What all rows so far have lacked, until one arrives with id, time and value."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -115,13 +115,14 @@ class StreamTail:
             id=coalesce(col(columns.id).cast("str"), lit("")),
             **{role: coalesce(col(columns.named()[role]).cast("float64"), nothing) for role in self._roles},
         )
-        # Windows would leave out what has no time as well, and tell nobody before the stream ends.
+        # Windows would drop rows without a time as well, but would not report it before the stream ends.
         rows = map_tables(rows, "rows without a time", self._count_lacking, rows._native).filter(col("timed"))
         times = window(tumbling("1us"), on="at", emit_early_every=max(_EARLY_S, settle_s / 2))
         cells = {name: col(name).to_list() for name in ("id", *self._roles)}
         self._windows = rows.group_by(times).agg(at=col("at").cast("int64").min(), **cells)
         self._lock = threading.Lock()
-        #: Of each time that is not taken yet what has come, and whether that is all; of one that was taken before that was known, how much.
+        #: By time that was not taken yet: what has arrived, and whether it is complete. For times that were taken
+        #: before they were complete: how much.
         self._open: dict[int, tuple[_Cells, bool]] = {}
         self._taken: dict[int, int] = {}
         self._late: list[tuple[int, _Cells]] = []
@@ -131,7 +132,7 @@ class StreamTail:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidemill-series-stream", daemon=True)
         self._thread.start()
-        # The interpreter shall not end while the stream calls it.
+        # The interpreter must not end while the stream calls it.
         weakref.finalize(self, _end, self._closing, self._thread)
 
     def take(self) -> NewRows | None:
@@ -162,7 +163,8 @@ class StreamTail:
         _end(self._closing, self._thread)
 
     def _rows(self, parts: list[tuple[int, _Cells]]) -> NewRows | None:
-        # JSON's numbers were read as microseconds since 1970; those such as 20161230 are dates here too, in the same order.
+        # JSON numbers were read as microseconds since 1970; numbers such as 20161230 are dates here, too, in the same
+        # order.
         told = [at if (date := date_of_number(at)) is None else date for at, _ in parts]
         stamps = wall(np.array(told, dtype=np.int64), self._zone)
         times = np.repeat(stamps, [len(cells["id"]) for _, cells in parts]).astype(np.int64)
@@ -182,7 +184,7 @@ class StreamTail:
     def _run(self) -> None:
         job = init()
         try:
-            # An engine of its own, whose only worker is this one.
+            # A separate engine whose only worker is this one.
             write_stream(
                 new_engine(job, threads=1, workers=1),
                 job._self,

@@ -135,7 +135,7 @@ class _Rows:
     #: (n,)
     codes: NDArray[np.int64]
     places: NDArray[np.intp]
-    #: (n,), where each row stands in the source; None: nowhere.
+    #: (n,), the position of each row in the source; None if it has none.
     order: NDArray[np.int64] | None
     #: (n,) by role.
     numbers: dict[str, Array]
@@ -191,7 +191,7 @@ def _numbered(cleaning: _Cleaning, rows: Rows) -> _Numbered:
     if rows.dated:
         times = numbers.astype("datetime64[us]")
     elif (dates := steps_or_dates(numbers)) is not None:
-        # Their order is that of the numbers.
+        # Numbers and dates have the same order.
         report.notes.append("times such as 20161230 were taken as dates")
         times = dates.astype("datetime64[us]")
     numbering = {name: number for number, name in enumerate(ids)}
@@ -208,7 +208,7 @@ def _exchanged(cleaning: _Cleaning, numbered: _Numbered) -> _Rows:
     codes, places, order, numbers = rows.codes, rows.places, rows.order, rows.numbers
     columns: list[NDArray[Any]] = [codes, places, *([] if order is None else [order]), *numbers.values()]
     if comm.size > 1:
-        # Few and small numbers, which are sorted in one pass.
+        # Few small numbers, which are sorted in one pass.
         to = numbered.owners.astype(np.uint16)[codes]
         by_owner = np.argsort(to, kind="stable")
         cuts = np.searchsorted(to[by_owner], np.arange(1, comm.size))
@@ -341,7 +341,7 @@ def pivot(
     cap = _worth(numbers, value)
     cells = codes[there] * width + places[there]
     value = value[there]
-    # Where a cell comes first: of numbers that are put in one place the last one stays, so the last rows go first.
+    # The first row for each cell: assigning keeps the last value, so rows are assigned in reverse.
     first = np.full(series * width, -1)
     first[cells[::-1]] = np.arange(len(cells) - 1, -1, -1)
     filled = np.flatnonzero(first >= 0)
@@ -367,7 +367,7 @@ def _worth(numbers: dict[str, Array], value: Array) -> Array | None:
     price = np.abs(numbers.get("price", value))
     if "shares" in numbers:
         shares = numbers["shares"]
-        # 0 stands for a number that is not known, and would lower the mean of the others.
+        # 0 means an unknown number, and would lower the mean of the others.
         return price * np.where(shares > 0, shares, np.nan)
     return price * np.abs(numbers["volume"]) if "volume" in numbers else None
 

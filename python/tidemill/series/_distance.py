@@ -45,7 +45,8 @@ REFERENCES: dict[str, float] = {
 
 #: Trading days of a year.
 _DAYS_A_YEAR = 250
-#: A spread of so many units in the last place of what was compared is rounding: the series is constant.
+#: If the spread is this many units in the last place of the compared numbers, it is a rounding error, and the series is
+#: constant.
 _CONSTANT = 8 * np.finfo(np.float64).eps
 
 
@@ -114,7 +115,7 @@ def distances(
         squared = unit[:, wanted].T @ unit
         if constant.any():
             squared[np.ix_(constant[wanted], constant)] = 1.0
-        # In place: the matrix is the largest thing there is.
+        # In place, because the matrix is the largest object.
         if length == "one":
             squared *= -2.0
             squared += 2.0
@@ -126,7 +127,7 @@ def distances(
             squared += side**2
     else:
         raise SeriesError(f"kind must be 'correlation', 'euclidean' or a function, not {kind!r}")
-    # Nothing is far from itself, but for rounding.
+    # The distance of a series to itself is 0, except for rounding.
     own = np.arange(values.shape[1])[wanted]
     squared[np.arange(len(own)), own] = 0.0
     apart: Array = np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared)
@@ -182,7 +183,7 @@ def _standard(values: Array, scale: Array) -> tuple[Array, NDArray[np.bool_]]:
     A column is constant if its spread is no more than the rounding error of numbers as large as `scale` (n,).
     """
     centred = values - values.mean(axis=0)
-    # The mean of large numbers is rounded by more than these differ.
+    # The mean of large numbers has a rounding error larger than their differences.
     centred -= centred.mean(axis=0)
     norm = np.sqrt((centred**2).sum(axis=0))
     constant = norm <= _CONSTANT * scale * np.sqrt(len(values))
@@ -252,7 +253,7 @@ def references(times: NDArray[Any]) -> Array:
     have several times, these divide the step evenly; if times are integers, each is a step.
     """
     days = len(np.unique(times.astype("datetime64[D]"))) if times.dtype.kind == "M" else len(times)
-    # Even steps: a series that moved only at the first time of a day would correlate with whatever else does.
+    # Even steps: a series that moved only at the first time of a day would correlate with any other that does.
     steps = np.arange(len(times)) * (days / max(1, len(times)))
     rates = np.array(list(REFERENCES.values()))
     factors = (1.0 + np.abs(rates) / _DAYS_A_YEAR) ** np.sign(rates)

@@ -54,13 +54,13 @@ HEAT_SIDE_MIN, HEAT_SIDE_MAX = 8, 40
 _BLOCK_ROWS = 64
 #: With more series than this, all workers share each window.
 ALONE_IDS_MAX = 2000
-#: Placed series that a new one is put between.
+#: The number of placed series that a new one is put between.
 _NEIGHBOURS = 5
-#: Points no farther from each other than this part of their coordinates are in one place, but for rounding.
+#: Points that differ by less than this fraction of their coordinates coincide, except for rounding.
 _ONE_PLACE = 1e-12
-#: One in this many windows starts from the key before it.
+#: One of this many windows starts from the previous key.
 KEY_EVERY = 8
-#: Iterations that the embedding looks back on.
+#: The number of earlier iterations that the embedding uses.
 _ACCELERATION = 3
 
 
@@ -195,14 +195,15 @@ class Embedder:
     tol: float = 1e-6
     random_state: int = 0
     comm: Any = field(default=None, repr=False)
-    #: Seconds of this worker by phase, and those of them that it spent in calls of the communicator.
+    #: Seconds of this worker by phase, and the part of them spent in calls of the communicator.
     phases: Phases = field(default_factory=Phases, repr=False)
     communication_s: float = field(default=0.0, repr=False)
-    #: Windows of which no frame was made, as fewer than four ids were there for most of it, or it has too few times to compare.
+    #: Windows without a frame, because fewer than four ids existed for most of them, or because they have too few times
+    #: to compare.
     left_out: list[Window] = field(default_factory=list, repr=False)
     #: What the next window starts from and is aligned to.
     past: Past = field(default_factory=Past, init=False, repr=False)
-    #: The points that do not change, which frames are aligned to; None where there are none, or not yet.
+    #: The fixed points that frames are aligned to; None if there are none, or not yet.
     fixed: Base | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +273,7 @@ class Embedder:
         comm = self._workers()
         wanted = self._wanted(panel, windows)
         made = self._made(panel, wanted, lambda number, placed: (finish(number, placed.frame),), False)
-        # Of a window without a frame there is nothing.
+        # A window without a frame has no data.
         for window, finished in zip(wanted if comm.rank == 0 else (), made, strict=True):
             if finished is None:
                 self.left_out.append(window)
@@ -341,7 +342,7 @@ class Embedder:
         def embedded() -> _Raw | None:
             return make(making, None) if shared or comm.rank == 0 else None
 
-        # Worker 0 embeds what one worker embeds: others could round otherwise.
+        # Worker 0 embeds what is embedded by one worker, since others could round differently.
         raw = embedded() if shared else collective_try(comm, embedded)
         base = None if raw is None else Base(raw.frame.ids, raw.frame.positions - raw.frame.positions.mean(axis=0))
         found: Base | None = base if shared or comm.size == 1 else comm.bcast(base)
@@ -469,9 +470,10 @@ class Embedder:
             acceleration=_ACCELERATION,
             random_state=self.random_state,
         )
-        # All that does not need the start is done before it is asked for.
+        # Everything that does not depend on the start is done before it is requested.
         with self.phases.timed("embed"), using(comm), _naming(window, ids):
-            # Distances of our own formulas are symmetric but for rounding, which may be much of series that hardly differ.
+            # Distances by our own formulas are symmetric except for rounding, which may be large for series that hardly
+            # differ.
             prepared = model._prepare(active(), apart, weight, None if callable(self.kind) else ROUNDING)
             if self.start == "independent":
                 model.annealing = self.annealing
@@ -513,7 +515,7 @@ class Embedder:
         times = panel.times[segment.window.begin : segment.window.end]
         ids = np.concatenate([segment.ids, np.array(list(REFERENCES))])
         values = np.concatenate([segment.values, references(times)], axis=1)
-        # A reference is worth nothing, and so weighs least.
+        # A reference has no value, and so the smallest weight.
         caps = None if segment.caps is None else np.concatenate([segment.caps, np.zeros(len(REFERENCES))])
         return ids, values, caps
 
@@ -526,12 +528,12 @@ class Embedder:
         top = top or 1.0
         count = len(positions)
         side = min(max(math.isqrt(count), HEAT_SIDE_MIN), HEAT_SIDE_MAX)
-        # Cells are counted by number, which is many times faster than NumPy's histogram of any edges.
+        # Counting cells by number is many times faster than NumPy's histogram with arbitrary edges.
         counts = np.zeros(side**2 + 1, dtype=np.int64)
         for rows, block in _shown(positions, own):
             cells = _cells(block, top, side) * side
             cells += _cells(apart[rows.start - own.start : rows.stop - own.start], top, side)
-            # No point makes a pair with itself.
+            # A point does not form a pair with itself.
             cells[np.arange(len(cells)), np.arange(rows.start, rows.stop)] = side**2
             counts += np.bincount(cells.ravel(), minlength=side**2 + 1)
         sums = np.concatenate([counts[:-1], [apart.sum()]])
@@ -603,13 +605,13 @@ def _placed(comm: Any, ids: NDArray[np.str_], own: slice, apart: Array, previous
         return None
     before = previous.positions[places[there]]
     if (np.ptp(before, axis=0) <= _ONE_PLACE * np.abs(before).max()).all():
-        # As where nobody moved at all: that says nothing.
+        # As if nothing had moved: this tells nothing.
         return None
     init = np.zeros((len(ids), 3))
     init[there] = before
     if there.all():
         return init
-    # Each worker places the new ones among its rows, as it has their distances.
+    # Each worker places the new points among its rows, since it has their distances.
     found: dict[int, Array] = {}
     old = np.flatnonzero(there)
     for row in range(own.start, own.stop):

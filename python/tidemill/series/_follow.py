@@ -34,7 +34,7 @@ from tidemill.series._windows import label
 
 __all__ = ["Follower"]
 
-#: Times before the new ones that a jump is judged by.
+#: The number of times before the new ones that jumps are compared with.
 _BEFORE = 40
 
 
@@ -106,7 +106,7 @@ class Follower:
         self.ended = False
         self._taken = 0
         self._caps_name = "capital"
-        #: What the splits of the panel show together.
+        #: The combined evidence of the panel's splits.
         self._evidence = 0.0
         self._digest = b""
         self._digests: dict[int, str] = {}
@@ -164,7 +164,7 @@ class Follower:
             self.report.rows = self._taken + left_out.get("without_key", 0)
             self.report.counts.update(left_out)
         if rows is None:
-            # Only worker 0 rests: the others wait for it.
+            # Only worker 0 sleeps: the others wait for it.
             if self._comm.rank == 0 and not self.ended:
                 time.sleep(self._poll_s)
             return False
@@ -222,7 +222,7 @@ class Follower:
             counts[rule] += count
         self.report.flat += [(ids[one.series], _at(old, stamps, one.place), one.ratio) for one in flat]
         self.report.check_splits(self._chosen.get("split"))
-        # A time without any value is none.
+        # A time without any value does not count.
         shown = np.concatenate([np.ones(width, bool), there])
         all_times = stamps if old is None else np.concatenate([old.times, stamps])
         if shown.any():

@@ -27,11 +27,12 @@ __all__ = ["CHANGE_BINS", "ChangeBins", "FrameFolder", "Groups", "read_groups"]
 
 #: Edges of the bins of relative change in value, in percent, symmetric about 0.
 CHANGE_BINS = (10.0, 20.0, 50.0)
-#: Columns of a table of groups that have names of series rather than groups of them.
+#: Columns of a table of groups that contain names of series rather than groups.
 _LABELS = ("label", "name", "company", "security", "description", "title")
-#: Frames between two times that workers meet to hear whether all were written; each time some wait for others.
+#: The number of frames after which workers synchronize to learn whether all were written; each time, some wait for
+#: others.
 _MEET = 64
-#: What references are called in every grouping.
+#: The name of references in every grouping.
 _REFERENCE = "reference"
 _REFERENCE_GLYPHS = dict(zip(REFERENCES, ("circle", "triangle", "diamond", "triangle", "diamond"), strict=True))
 
@@ -72,7 +73,7 @@ class ChangeBins:
             )
         self._edges = np.concatenate([-up[::-1], [0.0], up])
         low, *_, high = told = [f"{edge:g}" for edge in self._edges]
-        #: From the greatest fall to the greatest rise.
+        #: From the largest fall to the largest rise.
         self.names = (f"below {low} %", *(f"{a} to {b} %" for a, b in pairwise(told)), f"over {high} %")
 
     def of(self, change: NDArray[np.float64]) -> NDArray[np.str_]:
@@ -110,7 +111,7 @@ def read_groups(source: Source, ids: Iterable[str], *, id: str | None = None, gr
     if id is not None and id not in names:
         raise SeriesError(f"no column {id!r} of ids in the groups; there are: {', '.join(names)}")
     lower = {name.lower(): name for name in reversed(names)}
-    # A column called "name" has ids only if nothing else has.
+    # A column called "name" contains ids only if no other column does.
     usual = [word for word in KNOWN["id"] if word != "name"]
     key = id or next((lower[word] for word in usual if word in lower), names[0])
     told = next((lower[word] for word in _LABELS if word in lower and lower[word] != key), None)
@@ -198,15 +199,15 @@ class FrameFolder:
         self.folder = Path(folder)
         self._groups = groups or Groups()
         self._bins = ChangeBins(change_bins)
-        #: Why a frame could not be written, on worker 0, until all are told.
+        #: Why a frame could not be written, on worker 0, until all workers are told.
         self._failure: ValueError | OSError | None = None
-        #: Ids, and what is said of them: their groups and labels.
+        #: Ids, with their groups and labels.
         self._said: tuple[NDArray[np.str_], dict[str, NDArray[np.str_]], list[str]] | None = None
-        #: Seconds of this worker.
+        #: Seconds of this worker by phase.
         self.phases = Phases()
         self._comm = init().comm if comm is None else comm
 
-        #: The page begins with the first grouping; those that were asked for go before the bins.
+        #: The page starts with the first grouping; requested ones come before the bins.
         self._categories = {
             **dict.fromkeys(self._groups.groupings, ()),
             self._own_name("change"): self._bins.names,
@@ -280,7 +281,7 @@ class FrameFolder:
         """
         news = embedder.news(panel, windows)
         recorder = FrameRecorder(categories=self._categories)
-        #: How many points are known with each frame.
+        #: The number of known points after each frame.
         known: list[int] = []
         for ids in news:
             self._name_points(recorder, ids)
@@ -303,7 +304,7 @@ class FrameFolder:
         self._meet()
 
     def _name_points(self, writer: FrameWriter, ids: NDArray[np.str_]) -> None:
-        # Not the bins of change, which are of a frame: what a point's first frame says of them is in that frame.
+        # Without the bins of change, which belong to a frame: a point's first bin is in its first frame.
         if len(ids):
             groups, labels = self._said_of(ids)
             writer.add_points(ids, labels=labels, groups=groups)

@@ -24,7 +24,7 @@ from tidemill.viz import FrameError, FrameReader
 __all__ = ["Journal", "Standing"]
 
 LINES, STATE = "following.jsonl", "following.npz"
-#: What a `Past` has of frames.
+#: The fields of a `Past` that refer to frames.
 _BASES = ("first", "last", "key", "before")
 
 
@@ -110,7 +110,7 @@ class Journal:
             return None
         doubt = f"{self._folder} has frames that do not fit {LINES}; --overwrite recomputes them"
         try:
-            # The end of a line may be missing, if it is that of a frame that is not there.
+            # The end of a line may be missing if its frame does not exist.
             head, *lines = [json.loads(line) for line in told if line.endswith("\n")]
             self._check(head["options"])
             with np.load(self._folder / STATE, allow_pickle=False) as arrays:
@@ -129,7 +129,7 @@ class Journal:
         except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
             raise SeriesError(f"{doubt}: {error}") from error
         lines = lines[:count]
-        # A line of a frame that was not written shall not stand before that of the one that will be.
+        # The line of a frame that was not written must not precede that of the next one.
         made = path.with_name(f".{LINES}")
         made.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]), encoding="utf-8")
         made.replace(path)

@@ -30,7 +30,7 @@ from tidemill.series._tail import FileTail, NewRows
 
 __all__ = ["CLEAN", "NUMBERS", "ROWS", "cleaning", "file_rows", "stream_rows"]
 
-#: Roles of columns that have numbers.
+#: Roles of numeric columns.
 NUMBERS = ("value", "cap", "shares", "volume", "split", "split_shares", "price")
 #: Columns of rows as they are read. Absent roles are not among `roles`; a row with `until` ends all times before it.
 ROWS = {
@@ -52,9 +52,9 @@ CLEAN = {
     "evidence": "float64",
     "told": "str",
 }
-#: Values of a series before the new one that a jump is judged by.
+#: The number of a series' values before the new one that jumps are compared with.
 _BEFORE = 40
-#: A time is over when the stream's time is this much behind it.
+#: A time is complete when the stream's time is this much later.
 MOMENT = timedelta(microseconds=1)
 
 
@@ -70,7 +70,7 @@ def file_rows(open_tail: Callable[[], FileTail]) -> Callable[[str, Any], Iterato
         while True:
             new = tail.take()
             if new is None:
-                # Where there is more to read already, nobody waits.
+                # If there is more to read already, do not wait.
                 if not tail.is_behind:
                     yield None
                 continue
@@ -120,17 +120,17 @@ def _caps_name(columns: Columns) -> str:
 class _Series:
     """The state of a series."""
 
-    #: Rows of times that are not over.
+    #: Rows of times that are not complete.
     waiting: dict[datetime, list[dict[str, Any]]] = field(default_factory=dict)
-    #: The last value above 0, not adjusted.
+    #: The last positive value, unadjusted.
     last: float = math.nan
-    #: With splits that are detected: the last values, adjusted.
+    #: If splits are detected: the last values, adjusted.
     recent: list[float] = field(default_factory=list)
-    #: What the next row tells the report.
+    #: What the next row adds to the report.
     told: dict[str, Any] = field(default_factory=dict)
 
     def tell(self, told: Mapping[str, Any]) -> None:
-        """Add counts, or what is no number."""
+        """Add counts, or set other values."""
         for name, what in told.items():
             self.told[name] = self.told.get(name, 0) + what if isinstance(what, int) and name != "dated" else what
 
@@ -148,7 +148,7 @@ def cleaning(rules: Rules) -> Callable[[Mapping[str, Any], list[dict[str, Any]],
             else:
                 series.waiting.setdefault(row["at"], []).append(row)
             series.tell(told)
-        # One timer for all times: of many that have come at once, many are over at once, and cleaned together.
+        # One timer for all times: if many arrive together, many are complete together, and cleaned together.
         over = sorted(at for at in series.waiting if context.timers and at < context.time)
         made = _cleaned(key["id"], series, over, rules) if over else []
         if series.waiting:
@@ -170,9 +170,9 @@ def _cleaned(name: str, series: _Series, over: list[datetime], rules: Rules) -> 
     values, worth, splits, counts = pivot(
         np.zeros(len(rows), dtype=np.int64), places, numbers, 1, len(over), rules, [name], stamps
     )
-    # What becomes of splits is known later.
+    # The treatment of splits is decided later.
     series.tell(_nonzero(counts))
-    # A time that tells nothing has a single row.
+    # A time without anything to report has a single row.
     series.tell({"rows": 1 - len(over)})
     if rules.splits == "detect":
         found = _detected(series, values[0])
@@ -234,7 +234,7 @@ def stream_rows(
     nothing = lit(float("nan"))
     roles = [role for role in NUMBERS if role in named]
     rows = stream.select(
-        # As `plain_id`.
+        # In the same way as `plain_id`.
         id=coalesce(col(columns.id).cast("str"), lit("")).str.strip().str.replace_match(r"^(\d+)\.0$", r"\1"),
         at=col(columns.time).cast("timestamp[us]"),
         timed=col(columns.time).is_not_null(),

@@ -16,7 +16,7 @@ SECTORS = (
 )  # fmt: skip
 
 _FIRST_DAY = "2005-01-03"
-#: Shares are split when they cost more than this.
+#: Shares above this price are split.
 _SPLIT_ABOVE = 120.0
 
 
@@ -48,13 +48,13 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
     sector = np.sort(rng.integers(len(SECTORS), size=ids))
     tickers = _tickers(rng, ids)
 
-    # How nervous the market is: 1, in the crash up to 5.
+    # The volatility of the market: 1, and up to 5 in the crash.
     since = np.arange(days) - 0.6 * days
     nerves = 1 + 4 * np.where(since > 0, np.exp(-since / 60), np.exp(since / 8))
     market = rng.standard_normal(days) * 0.006 * nerves + 0.0004
     market -= np.where((since > -10) & (since < 40), 0.009, 0.0) - np.where((since > 60) & (since < 200), 0.0015, 0.0)
     of_sector = rng.standard_normal((days, len(SECTORS))) * 0.008 * np.sqrt(nerves)[:, None]
-    # Sectors that have their year: one rises, one falls, for a while.
+    # Some sectors rise or fall for a while.
     wave = np.sin(2 * np.pi * (np.arange(days)[:, None] / days * 2 + np.arange(len(SECTORS)) / len(SECTORS)))
     of_sector += 0.0006 * wave
     beta = rng.normal(1.0, 0.25, ids).clip(0.3, 1.8)
@@ -62,7 +62,7 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
     change = market[:, None] * beta + of_sector[:, sector] + own
     price = np.exp(rng.normal(3.4, 0.6, ids) + np.cumsum(change, axis=0))
 
-    # Splits: from the day on there are more shares for as many dollars.
+    # Splits: from that day on, there are more shares for the same value.
     split = np.zeros((days, ids))
     for stock in range(ids):
         day = 1
@@ -78,12 +78,12 @@ def write_market(folder: str | PathLike[str], ids: int = 240, days: int = 1000, 
     volume = (np.exp(rng.normal(13.5, 1.2, ids)) * rng.gamma(4, 0.25, (days, ids)) * np.sqrt(nerves)[:, None]).astype(
         int
     )
-    # Some are listed late, some go; never those whose ticker is sure to be looked for, the first.
+    # Some companies are listed late and some disappear, but never the first, whose ticker users will look for.
     begin = np.where(rng.random(ids) < 0.08, rng.integers(0, days // 2, ids), 0)
     end = np.where(rng.random(ids) < 0.06, rng.integers(days // 2, days, ids), days)
     begin[0], end[0] = 0, days
     there = (begin <= np.arange(days)[:, None]) & (np.arange(days)[:, None] < end)
-    # Days without trade: mostly none, for a few stocks many.
+    # Days without trade: rare for most stocks, frequent for a few.
     quiet = np.where(rng.random(ids) < 0.03, 0.1, 0.002)
     quiet[0] = 0.0
     traded = (rng.random((days, ids)) >= quiet) | (split > 0)

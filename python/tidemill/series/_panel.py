@@ -46,7 +46,7 @@ class Panel:
     caps_name: str = "capital"
 
     def __post_init__(self) -> None:
-        # Lists will do, also of dates or texts of them.
+        # Lists are accepted, too, and dates as strings.
         self.times, self.ids = np.asarray(self.times), np.asarray(self.ids)
         if self.times.dtype.kind in "OU":
             self.times = self.times.astype("datetime64[us]")
@@ -96,7 +96,7 @@ class Panel:
         if self.caps is not None and len(kept):
             shown = self.caps[window.begin : window.end].T[kept]
             known = np.isfinite(shown)
-            # The mean of those days on which it is known; weights have a floor for who has none.
+            # The mean of the days on which it is known; weights have a minimum for series without one.
             caps = np.where(known, shown, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
         return Segment(
             window=window,
@@ -152,10 +152,10 @@ def fill(rows: Array) -> Array:
     if not gaps.any():
         return rows
     filled: Array = rows.copy()
-    # Few series have a gap, and what follows takes longer than all else that is done to cut a window out.
+    # Few series have gaps, and the following is the most expensive part of cutting out a window.
     some = rows[gaps]
     there = ~np.isnan(some)
-    # For each place the last one that has a value; before the first of them, the first.
+    # For each position, the last one with a value; before the first of them, the first.
     last = np.maximum.accumulate(np.where(there, np.arange(some.shape[1]), -1), axis=1)
     last = np.where(last < 0, there.argmax(axis=1)[:, None], last)
     filled[gaps] = np.take_along_axis(some, last, axis=1)

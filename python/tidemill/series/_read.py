@@ -70,9 +70,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "shares": ("sharesoutstanding", "outstandingshares", "shrout"),
     "volume": ("volume", "vol"),
     "split": ("split", "splitratio", "splitfactor", "stocksplits", "splits"),
-    # A second factor is only one that is named: no usual name tells it from the first.
+    # A second factor is used only if it is named, because its usual names do not distinguish it from the first.
     "split_shares": (),
-    # Looked for only beside values that are adjusted: others are themselves what was paid.
+    # Looked for only next to adjusted values: unadjusted ones are themselves the price paid.
     "price": ("close", "price", "prc"),
 }
 _NEEDED = ("id", "time", "value")
@@ -88,7 +88,7 @@ FORMATS = {
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
-#: Rows of a partition, at most.
+#: Maximum number of rows in a partition.
 _PARTITION = 1 << 40
 
 
@@ -116,18 +116,19 @@ class Columns:
 class Rows:
     """Rows of one worker."""
 
-    #: The ids that there are, and the times: microseconds since 1970 of dates, by the clock of the column's time zone; else the numbers
-    #: that were given.
+    #: The distinct ids and times. Dates are in microseconds since 1970, by the clock of the column's time zone; other
+    #: times are the given numbers.
     ids: list[str]
     times: NDArray[np.int64]
-    #: Which of them each row has, (n,) int32; -1: none.
+    #: The id of each row, (n,) int32; -1 if it has none.
     codes: NDArray[np.int32]
     places: NDArray[np.int32]
-    #: (n,) int64, the larger the further behind in the source, compared with rows of other workers too; None: rows have no order.
+    #: (n,) int64, increasing with the position in the source, also compared with rows of other workers; None if rows
+    #: have no order.
     order: NDArray[np.int64] | None
     #: Whether times are dates.
     dated: bool
-    #: (n,) float64 by role, without id and time; NaN where there is none.
+    #: (n,) float64 by role, without id and time; NaN for missing values.
     numbers: dict[str, NDArray[np.float64]]
 
     def where(self, kept: NDArray[np.bool_]) -> Rows:
@@ -178,7 +179,7 @@ def find_columns(names: Sequence[str], chosen: Mapping[str, str | None]) -> Colu
         ):
             continue
         if (role == "cap" and chosen.get("shares")) or (role == "shares" and chosen.get("volume")):
-            # What a series is worth comes from the column that was named.
+            # The value of a series comes from the named column.
             continue
         by_plain = {_plain(other): other for other in reversed(names)}
         hit = next((by_plain[word] for word in usual if word in by_plain), None)
@@ -239,12 +240,12 @@ def open_source(
     else:
         if delimiter is None:
             delimiter = delimiter_of(paths[0])
-        # Types are not found out from the first rows: an id may look like a number for a thousand of them, and a volume like a
-        # whole one. Only the times may be one thing or another.
+        # Do not infer types from the first rows: an id may look like a number for a thousand rows, and a volume like an
+        # integer. Only the type of times must be determined.
         names = read_csv(paths, delimiter=delimiter, infer_rows=1).columns
         columns = find_columns(names, chosen)
         schema = dict.fromkeys(names, "str")
-        # A value that is no number must not hide the time beside it.
+        # An invalid value must not hide the time next to it.
         texts = read_csv(paths, schema=schema, delimiter=delimiter, null=null, on_error="skip")
         schema |= {name: "float64" for role, name in columns.named().items() if role not in ("id", "time")}
         schema[columns.time], first = _time_type(texts, columns.time)
@@ -272,7 +273,7 @@ def files_of(path: str) -> list[str]:
         If the path is not a valid glob, or a folder cannot be listed.
     """
     try:
-        # A query orders all files by their whole paths.
+        # A query orders files by their full paths.
         return sorted(engine().find_files([path]))
     except DataSetError as error:
         if str(error).startswith(("there is no file or folder", "there are no files in")):
@@ -308,7 +309,7 @@ def _time_type(texts: DataSet, name: str, *, alone: bool = False) -> tuple[str, 
         first = collect_in_order(texts._native, alone=True)[0].column(name)
     else:
         with warnings.catch_warnings():
-            # Whoever reads the rows in earnest says what is wrong with them.
+            # Problems with the rows are reported when they are actually read.
             warnings.simplefilter("ignore", BadRowsWarning)
             first = texts.to_dict()[name]
     if all(re.fullmatch(r"-?\d+", text.strip()) for text in first):
@@ -362,7 +363,7 @@ def read_rows(data: DataSet, columns: Columns, *, alone: bool = False) -> Rows:
     codes, names = _coded(table, "id")
     places, times = _coded(table, "time")
     ids = [plain_id(text) for text in names]
-    # Without a name is without an id.
+    # An empty id counts as missing.
     unnamed = [code for code, name in enumerate(ids) if not name]
     if unnamed:
         codes = np.where(np.isin(codes, unnamed), -1, codes)
@@ -398,7 +399,7 @@ def steps_or_dates(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
         return None
     months = (year - 1970) * 12 + month - 1
     dates = months.astype("datetime64[M]").astype("datetime64[D]") + (day - 1)
-    # A day that its month does not have would be one of the next.
+    # A day that does not exist in its month would become one of the next month.
     if (dates.astype("datetime64[M]").astype(np.int64) != months).any():
         return None
     micros: NDArray[np.int64] = dates.astype("datetime64[us]").astype(np.int64)

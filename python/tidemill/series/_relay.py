@@ -40,11 +40,11 @@ M = TypeVar("M")
 F = TypeVar("F")
 N = TypeVar("N")
 
-#: Chains that a worker has begun and not turned yet.
+#: Maximum number of chains that a worker has started but not aligned.
 _BEGUN_MAX = 3
-#: With so many frames to give out a worker takes on nothing new; with fewer it does what others wait for first.
+#: With this many frames to yield, a worker starts nothing new; with fewer, it first does what others wait for.
 _MADE_MAX = 4
-#: Once in so many chains worker 0 is left out, as it writes the frames: that takes about such a part of the time.
+#: Worker 0 skips one in this many chains, because writing the frames takes about this part of its time.
 _WRITING = 60
 
 
@@ -61,13 +61,13 @@ class Base:
 class Past:
     """The data that a window needs of earlier ones."""
 
-    #: Windows so far, and how many of them have a frame.
+    #: The number of windows so far, and how many of them have a frame.
     windows: int = 0
     frames: int = 0
-    #: The first frame of all, and the last one, aligned: the next is aligned to one of them.
+    #: The very first frame, and the last one, both aligned: the next is aligned to one of them.
     first: Base | None = None
     last: Base | None = None
-    #: Where the last key and the last window ended, before they were turned: the next starts from one of them.
+    #: Where the last key and the last window ended before alignment: the next window starts from one of them.
     key: Base | None = None
     before: Base | None = None
 
@@ -127,7 +127,7 @@ class _Chain(Generic[M]):
     #: Where its next window starts.
     start: Base | None = None
     made: list[M] = field(default_factory=list)
-    #: Its next window, and how far it is: "" (not begun), "measuring", "ready" for its start, or "placed".
+    #: Its next window, and the progress of it: "" (not started), "measuring", "ready" for its start, or "placed".
     making: Making[M] | None = None
     stage: str = ""
     #: Why its next window failed.
@@ -179,7 +179,7 @@ class Relay(Generic[M, F, N]):
         finish: Callable[[int, F], N],
         everywhere: bool,
     ) -> None:
-        # Messages of its own: what is left of a relay that was not run to its end is never taken for another's.
+        # A separate communicator, so that leftover messages of an unfinished relay are never received by another.
         self._comm = comm.Dup()
         self._count, self._begin, self._settle, self._finish = count, begin, settle, finish
         self._chained, self._everywhere = chained, everywhere
@@ -191,24 +191,24 @@ class Relay(Generic[M, F, N]):
         ]
         self._chains = len(chains)
         self._left = deque(chain for chain in chains if owner(chain.number, comm.size) == comm.rank)
-        #: Chains that were begun and not turned yet.
+        #: Chains that were started but not aligned yet.
         self._begun: deque[_Chain[M]] = deque()
-        #: Where the keys of chains start, and what is past before chains, as far as this worker has been told.
+        #: Where the keys of chains start, and the past before chains, as far as this worker knows them.
         self._starts: dict[int, Base | None] = {0: past.start(key_every)}
         if past.windows % key_every:
-            # The key of the first chain was made before.
+            # The key of the first chain was made earlier.
             self._starts[1] = past.key
         self._pasts: dict[int, Past] = {0: past}
-        #: Frames in their place that are to be finished: the window, the number among frames, the frame.
+        #: Aligned frames that are to be finished: the window, the number among frames, the frame.
         self._turned: deque[tuple[int, int, F | None]] = deque()
-        #: What has come of windows, here or elsewhere, and was not given out yet.
+        #: Results of windows, computed here or elsewhere, that were not yielded yet.
         self._made: dict[int, N | None] = {}
         #: The first window that is known to have failed, and why.
         self._failed: tuple[int, str] | None = None
         self._sent: list[Any] = []
-        #: What is past behind the last window; None until it is known.
+        #: The past after the last window; None until it is known.
         self.past: Past | None = None if count else past
-        #: How long this worker has had nothing to do but to wait.
+        #: How long this worker has had nothing to do but wait.
         self.waited_s = 0.0
         #: Messages that this worker has sent, by kind, and their bytes.
         self.sent: dict[str, tuple[int, int]] = {}
@@ -230,7 +230,7 @@ class Relay(Generic[M, F, N]):
                     self._take_in()
                     if number in self._made and (len(self._made) >= _MADE_MAX or not self._is_urgent()):
                         break
-                    # Whoever waits must have looked at all that it has taken in: what has come does not come again.
+                    # Before waiting, process everything that was received, since it is not announced again.
                     if not self._is_lost(number) and not self._work():
                         self._wait()
                 if self._is_lost(number):
@@ -260,13 +260,14 @@ class Relay(Generic[M, F, N]):
         """Leave nothing behind, even if frames are not consumed to the end, or something has failed; without waiting
         for others.
         """
-        # A job that has failed, or is over, has said so, or will.
+        # Failures and the end of the job are reported elsewhere.
         with suppress(CommError):
             while self._comm.iprobe():
                 self._comm.recv()
             self._comm.Free()
 
-    # --- what there is to do ---------------------------------------------------------------------------------------------
+    # --- work to do
+    # ------------------------------------------------------------------------------------------------------
     def _is_lost(self, number: int) -> bool:
         """Return whether a window has no result, because it or one before it has failed."""
         return self._failed is not None and number >= self._failed[0]
@@ -308,7 +309,7 @@ class Relay(Generic[M, F, N]):
         elif (chain := next((chain for chain in self._begun if not chain.is_done), None)) is not None:
             self._step(chain)
         elif self._may_measure():
-            # Nothing else to do until its start comes.
+            # Nothing else can be done until its start arrives.
             self._step(self._left[0])
         else:
             return False
@@ -319,7 +320,7 @@ class Relay(Generic[M, F, N]):
         chain.start = self._starts.pop(chain.number) if self._chained else None
         while not chain.is_begun:
             self._step(chain)
-        # Of a key that failed nobody hears before this chain has its turn.
+        # If a key has failed, this is reported only when it is this chain's turn.
         self._begun.append(self._left.popleft())
 
     def _step(self, chain: _Chain[M]) -> None:
@@ -410,7 +411,7 @@ class Relay(Generic[M, F, N]):
             self.past = what
         elif self._failed is None or number < self._failed[0]:
             self._failed = number, what
-            # Nobody will ask for what is behind it, but for what is before.
+            # Later windows are no longer requested, but earlier ones are.
             self._left = deque(chain for chain in self._left if chain.begin < number)
             self._begun = deque(chain for chain in self._begun if chain.begin < number)
             self._turned = deque(one for one in self._turned if one[0] < number)
@@ -428,7 +429,7 @@ class Relay(Generic[M, F, N]):
         self._send_bytes(others, kind, pickle.dumps((kind, number, what), pickle.HIGHEST_PROTOCOL))
 
     def _send_bytes(self, workers: list[int], kind: str, message: bytes) -> None:
-        # Whoever gets it may be busy with a window of its own: nobody waits for that.
+        # The receiver may be busy with its own window, so do not wait for it.
         self._sent = [request for request in self._sent if not request.test()[0]]
         self._sent += [self._comm.isend(message, dest=worker) for worker in workers]
         count, size = self.sent.get(kind, (0, 0))

@@ -29,7 +29,7 @@ from tidemill.series._windows import Window, label, windows
 
 __all__ = ["FRAMES", "Cut", "Standing", "solver"]
 
-#: Columns of frames: the number among frames, the frame, and in the last one of a call what the summary says by then.
+#: Columns of frames: the number among frames, the frame, and in the last row of a call, the summary so far.
 FRAMES = {"number": "int64", "time": "str", "frame": "binary", "told": "str"}
 
 
@@ -70,18 +70,18 @@ class Standing:
     report: Report = field(default_factory=lambda: Report({}))
     dated: bool = True
     caps_name: str = ""
-    #: All times so far, in microseconds; of the first `dropped` there are no rows any more.
+    #: All times so far, in microseconds; the rows of the first `dropped` were removed.
     times: list[int] = field(default_factory=list)
     dropped: int = 0
-    #: Columns of rows by id, in the order in which ids came. Earlier rows are shorter.
+    #: Columns of rows by id, in the order in which ids first appeared. Earlier rows are shorter.
     seats: dict[str, int] = field(default_factory=dict)
     values: list[NDArray[np.float64]] = field(default_factory=list)
     caps: list[NDArray[np.float64]] = field(default_factory=list)
-    #: Of each id, in the same order.
+    #: For each id, in the same order.
     lives: list[_Life] = field(default_factory=list)
-    #: What the splits so far show together.
+    #: The combined evidence of the splits so far.
     evidence: float = 0.0
-    #: Windows so far, and what the next one needs of them.
+    #: The number of windows so far, and what the next one needs of them.
     done: int = 0
     #: The windows without a frame.
     left_out: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Standing:
             self.report.columns = told.pop("columns", self.report.columns)
             self.report.notes = told.pop("notes", self.report.notes)
             self.dated = told.pop("dated", self.dated)
-            # Of most rows nothing is told but that they are there, which is counted below.
+            # Most rows report only their existence, which is counted below.
             self.report.rows += told.pop("rows") - 1
             for rule, count in told.items():
                 counts[rule] += count
@@ -103,7 +103,7 @@ class Standing:
         self._adjust(at, {name: column[~np.isnan(rows["ratio"])] for name, column in rows.items()})
         self.report.check_splits(cut.split)
         shown = ~np.isnan(rows["value"])
-        # A time without any value is none.
+        # A time without any value does not count.
         if not shown.any():
             return
         self.caps_name = rows["caps_name"][0]
@@ -180,7 +180,7 @@ class Standing:
         )
 
     def told(self) -> str:
-        """Return what the summary says of rows and windows by now, as JSON."""
+        """Return the summary of rows and windows so far, as JSON."""
         report, lives = self.report, self.lives
         report.counts["gaps"] = sum(life.last - life.first + 1 - life.count for life in lives)
         report.ids, report.times = len(self.seats), len(self.times)
@@ -235,7 +235,7 @@ def solver(
         made: list[tuple[int, str, bytes]] = []
         for begin, end in pairwise([*starts.tolist(), len(times)]):
             at = int(times[begin])
-            # In the same order.
+            # Both have the same order.
             date = None if columns is None else date_of_number(at)
             state.append(at if date is None else date, {name: rows[name][begin:end] for name in rows}, cut)
             if check is not None:

@@ -22,20 +22,20 @@ __all__ = ["Evidence", "Split", "adjust", "detect", "given", "same_factors", "we
 
 Array = NDArray[np.float64]
 
-#: Ratios that splits usually have, new shares for an old one; their inverses are reverse splits.
+#: Usual ratios of splits, as new shares per old one; their inverses are reverse splits.
 _USUAL = np.array([1.5, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40, 50])
 _RATIOS = np.sort(np.concatenate([_USUAL, 1 / _USUAL]))
 _LEAST = np.log(1.5) - 0.06
-#: A jump is none if it is within so many usual changes of the series.
+#: A jump does not count if it is within this many typical changes of the series.
 _BEYOND = 8.0
-#: What is left of a jump when the ratio is taken out must be a change as usual: within so many of them.
+#: After the ratio is removed, the remaining change must be within this many typical ones.
 _WITHIN = 2.0
 _WITHIN_MAX = 0.06
-#: Changes around a jump that tell what is usual.
+#: The number of changes around a jump that define the typical change.
 _AROUND = 20
-#: Two factors of a split are one, but for rounding, within this part of them.
+#: Two factors of a split agree, except for rounding, if they differ by less than this fraction.
 _SAME_FACTOR = 1e-5
-#: A split by less than this ratio, up or down, may not be told from what a value does on any day.
+#: A split with a smaller ratio, up or down, may look like the normal changes of a value.
 _SEEN = np.log(1.25)
 
 
@@ -123,7 +123,7 @@ class Evidence:
     def __init__(self, parts: Iterable[tuple[int, float]], before: float = 0.0) -> None:
         seen = sorted(part for part in parts if not np.isnan(part[1]))
         self._places = [place for place, _ in seen]
-        # In the order of times, so that the sum is the same wherever a table that grows was cut.
+        # In the order of times, so that the sum does not depend on where a growing table was cut.
         self._sums = np.add.accumulate([before, *(part for _, part in seen)])
 
     @property
@@ -177,7 +177,7 @@ def detect(values: Array, begin: int = 1) -> list[Split]:
             if places[jump + 1] < begin:
                 continue
             around = np.delete(change[max(0, jump - _AROUND) : jump + _AROUND + 1], min(jump, _AROUND))
-            # The standard deviation of normal changes with this median of their sizes.
+            # The standard deviation of normally distributed changes with this median of absolute values.
             usual = max(1.4826 * float(np.median(np.abs(around))), 0.002)
             left = change[jump] + np.log(_RATIOS)
             nearest = int(np.abs(left).argmin())

@@ -41,14 +41,14 @@ from tidemill.series._read import (
 
 __all__ = ["FileTail", "NewRows", "Tail", "date_of_number"]
 
-#: Bytes that are read at a time, so that a long file does not fill the memory with texts.
+#: Bytes that are read at a time, so that long files do not fill the memory with strings.
 _PIECE_BYTES = 64 << 20
-#: What a Parquet file begins and ends with, and how short none is.
+#: The beginning and end of a Parquet file, and its minimum size.
 _PARQUET, _PARQUET_BYTES_MIN = b"PAR1", 12
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d(?:\.\d+)?))?(Z|[+-]\d\d:?\d\d)?")
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
-#: What a tail of files has to know in order to go on.
+#: The attributes that a tail of files needs to resume.
 _STANDING = ("columns", "left_out", "_files", "_dated", "_codes", "_waiting")
 
 _Row = tuple[int, int, tuple[float, ...]]
@@ -68,11 +68,11 @@ class NewRows:
 class Tail(Protocol):
     """Source of the rows of a `Follower`; only on worker 0."""
 
-    #: None before anything is known of them.
+    #: None before the columns are known.
     columns: Columns | None
-    #: What was left out, by its rule; see `RULES` of cleaning.
+    #: The number of dropped rows by rule; see `RULES` of cleaning.
     left_out: dict[str, int]
-    #: Whether no row can come any more.
+    #: Whether no more rows can arrive.
     ended: bool
 
     def take(self) -> NewRows | None:
@@ -97,12 +97,12 @@ class _File:
 
     offset: int = 0
     line: int = 0
-    #: When it was last looked at.
+    #: The size and the time at the last check.
     size: int = -1
-    #: Where each role's column is; None before the header.
+    #: The index of each role's column; None before the header.
     fields: dict[str, int] | None = None
     width: int = 0
-    #: Whether the last line was taken without its line feed.
+    #: Whether the last line was read without its line feed.
     cut: bool = False
 
 
@@ -149,20 +149,20 @@ class FileTail:
             raise SeriesError(f"{path}: only files on this machine's file system can be followed; give their path")
         self._null = frozenset([null] if isinstance(null, str) else null or ())
         self._files: dict[str, _File] = {}
-        #: Which place each file has among those that are there.
+        #: The position of each file among the existing ones.
         self._order: dict[str, int] = {}
         self.columns: Columns | None = None
         self.left_out = {"unreadable": 0, "without_key": 0}
         self._dated: bool | None = None
         self._stamps: dict[str, int] = {}
         self._codes: dict[str, int] = {}
-        #: Rows of times that are not over, by file: id, time, numbers.
+        #: Rows of times that are not complete, by file: id, time, numbers.
         self._waiting: dict[str, list[_Row]] = {}
         self._quiet_since = time.monotonic()
         self.is_behind = False
-        #: Whether other files are not read to their ends yet, which may have rows of any time.
+        #: Whether other files were not read to their ends yet, so that they may contain rows of any time.
         self._is_partial = False
-        #: Whether a line is coming: a last time is not over before it is there.
+        #: Whether a line is incomplete: the last time cannot be complete before that line is.
         self._is_cut = False
 
     def take(self) -> NewRows | None:
@@ -171,14 +171,14 @@ class FileTail:
         settled = self._is_quiet()
         if settled:
             self._read(settled=True)
-            # Something may have come this very moment.
+            # Something may have arrived at this very moment.
             settled = self._is_quiet() and not self._is_cut
         if not self._waiting or self._is_partial:
             return None
         last = None if settled else max(row[1] for rows in self._waiting.values() for row in rows)
         over: list[_Row] = []
         waiting: dict[str, list[_Row]] = {}
-        # Of two rows the one in the earlier file counts, whenever it was read.
+        # Of two rows, the one in the earlier file counts, regardless of when it was read.
         for path in sorted(self._waiting, key=lambda path: self._order.get(path, -1)):
             rows = self._waiting[path]
             over += [row for row in rows if row[1] != last]
@@ -237,7 +237,7 @@ class FileTail:
                 if not still:
                     self._quiet_since = time.monotonic()
                 if kind == "parquet" and not size and not settled:
-                    # It has just been made: its rows come before those of later files.
+                    # The file was just created, and its rows come before those of later files.
                     self._is_partial = not is_last
                     break
                 if size == state.offset:
@@ -253,7 +253,7 @@ class FileTail:
                 piece = file.read(min(self._piece_bytes, size - state.offset))
             if state.offset + len(piece) < size:
                 self.is_behind = True
-                # A file that is alone hands out its days while it is read.
+                # A single file yields its days while it is being read.
                 self._is_partial |= len(paths) > 1
             whole = piece.rfind(b"\n") + 1
             rest = whole < len(piece) == size - state.offset
@@ -263,7 +263,7 @@ class FileTail:
                 raise SeriesError(f"{path}: line {state.line + 1} has more than {self._piece_bytes} bytes")
             self._wait(path, self._lines(path, state, piece[:whole]))
             if whole and not settled:
-                # To read much takes long, and nobody has been quiet meanwhile.
+                # Reading much takes long, which does not count as quiet time.
                 self._quiet_since = time.monotonic()
             if rest:
                 self._is_cut, self._is_partial = is_last, self._is_partial or not is_last

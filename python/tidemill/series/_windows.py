@@ -15,7 +15,7 @@ from tidemill.series._read import SeriesError
 __all__ = ["Window", "label", "windows"]
 
 _DAY = np.timedelta64(1, "D")
-#: What the command calls an argument, and what programs do.
+#: The names of arguments on the command line and in programs.
 _NAMED = {"length": "--window (length=)", "shift": "--shift (shift=)"}
 
 
@@ -125,7 +125,7 @@ def windows(
             f"{_NAMED['length']} {length!r} and {_NAMED['shift']} {shift!r}: both count days or rows, or both go by the calendar"
         )
     if not dated and (span.by_calendar or "d" in (span.unit, step.unit)):
-        # A plain number means days; of times that are numbers, it means times.
+        # A plain number means days, or a number of times if times are numbers.
         if span.by_calendar or (isinstance(length, str) and length.strip().endswith("d")):
             raise SeriesError(
                 f"{_NAMED['length']} {length!r}: times are whole numbers, so windows are in rows, such as 250r"
@@ -157,7 +157,7 @@ def _may_go_on(stamps: NDArray[Any]) -> bool:
     daily data.
     """
     clock = stamps - stamps.astype("datetime64[D]")
-    # One time alone tells nothing.
+    # A single time is not sufficient evidence.
     return len(stamps) < 2 or bool((clock != clock[0]).any())
 
 
@@ -192,12 +192,13 @@ def _by_calendar(stamps: NDArray[Any], span: _Span, step: _Span, is_open: bool) 
     while True:
         months, weeks = number * step.months, number * step.weeks
         begin = _later(days[0], months, weeks)
-        # From the first day, not from the beginning: a month behind 29 February may be 31 March.
+        # Counted from the first day rather than from the window's beginning: a month after February 29 may end on March
+        # 31.
         end = _later(days[0], months + span.months, weeks + span.weeks)
         if end > beyond:
             return edges
         rows = np.searchsorted(days, [begin, end])
-        # A window in which nothing happened has no last time to be called after.
+        # A window without data has no last time to be named after.
         if rows[1] > rows[0]:
             edges.append((int(rows[0]), int(rows[1])))
         number += 1
@@ -208,6 +209,6 @@ def _later(day: np.datetime64, months: int, weeks: int) -> np.datetime64:
     place = int((day - month.astype("datetime64[D]")).astype(int))
     first = (month + np.timedelta64(months, "M")).astype("datetime64[D]")
     after = (month + np.timedelta64(months + 1, "M")).astype("datetime64[D]")
-    # The 31st of a month that has fewer days is its last day.
+    # The 31st becomes the last day in shorter months.
     later: np.datetime64 = first + min(place, int((after - first).astype(int)) - 1) * _DAY + 7 * weeks * _DAY
     return later

@@ -60,7 +60,7 @@ def _shown(micros: int, zone: tzinfo) -> int:
     twice = _offset(local.replace(fold=0)) - _offset(local.replace(fold=1))
     if twice <= 0:
         return clock
-    # An hour that clocks show twice: both times together last as long as one, so that no two times become the same.
+    # An hour that clocks show twice: both times are compressed into one hour, so that no two times become equal.
     begin = clock - clock % twice
     return begin + (clock - begin) // 2 + (twice // 2 if local.fold else 0)
 

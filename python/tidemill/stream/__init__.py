@@ -137,5 +137,5 @@ def from_table(
 
 
 def __dir__() -> list[str]:
-    # What a prompt completes: not what this module imports for itself.
+    # For completion at a prompt: without this module's own imports.
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

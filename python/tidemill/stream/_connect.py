@@ -172,7 +172,7 @@ def _whole_millis(length: Duration, name: str) -> int:
 
 def _is_there(path: str) -> bool:
     """Return whether a path or a glob matches anything; stores are not checked."""
-    # A pattern may be absolute, which `Path.glob` refuses.
+    # A pattern may be absolute, which `Path.glob` rejects.
     return "://" in path or Path(path).exists() or any(True for _ in glob.iglob(path, recursive=True))  # noqa: PTH207
 
 

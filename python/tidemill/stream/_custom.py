@@ -28,9 +28,9 @@ __all__ = ["Assign", "CustomWindow", "assigned"]
 #: Maps times of rows, and columns, to starts and ends of windows.
 Assign = Callable[..., tuple[Any, Any]]
 
-#: Columns of rows that have been put into windows.
+#: Columns of rows that were assigned to windows.
 _START, _END = "window_start", "window_end"
-#: The time of rows, as the function gets it; and the starts of windows among the keys, beside those of the windows of a microsecond.
+#: The time of rows, as the function gets it; and the key with the starts of windows, next to the microsecond windows.
 _TIME, _STARTS = "tidemill time", "tidemill window start"
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -89,7 +89,7 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
     if missing:
         raise DataSetError(f"custom: no column {missing[0]!r}; there are {', '.join(data.columns)}")
     time = window.time.cast("timestamp[us]")
-    # A column that keeps its name is as far behind the stream's time as it was, and a window ends behind each of its rows.
+    # A column that keeps its name lags behind the stream's time as before, and a window ends after each of its rows.
     timed = data.with_columns(**{_TIME: time, _END: time + _MICROSECOND})
     before = data._native.empty()
     names, is_stream = data.columns, data._native.is_stream()
@@ -98,7 +98,7 @@ def assigned(data: DataSet, window: CustomWindow) -> DataSet:
         batches = Table(native).to_arrow().combine_chunks().to_batches()
         made = [_in_windows(batch, window, names) for batch in batches]
         if is_stream:
-            # They go into no window, and are counted there.
+            # Rows without a time are in no window, and are counted there.
             made += [_without_time(batch, names) for batch in batches]
         return [take_result(batch) for batch in made] or [before.beside(_added())]
 
@@ -146,7 +146,7 @@ def _in_windows(batch: pyarrow.RecordBatch, window: CustomWindow, names: list[st
             f"{name} returned null as the end of a window from {start} on; a row whose start is null is in no window"
         )
     if is_list:
-        # A row that is put into a window twice is in it once.
+        # A row that is assigned to a window twice is in it once.
         windows = pyarrow.table([rows, starts, ends], ["row", "start", "end"])
         windows = windows.group_by(windows.column_names, use_threads=False).aggregate([])
         rows, starts, ends = (column.combine_chunks() for column in windows.columns)
@@ -187,5 +187,5 @@ def _times(pyarrow: Any, array: Any, name: str) -> Any:
     types = pyarrow.types
     if not (types.is_timestamp(array.type) or types.is_date(array.type) or types.is_null(array.type)):
         raise DataSetError(f"{name} returned {array.type}; starts and ends of windows must be timestamps")
-    # Fractions of a microsecond would be lost in silence.
+    # Fractions of a microsecond would be lost silently.
     return array.cast(pyarrow.timestamp("us"))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["from_kafka", "to_kafka"]
 
-#: How brokers of Kafka are told user and password.
+#: How user and password are sent to Kafka brokers.
 Sasl = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-#: What is known of a record of Kafka besides its value.
+#: The metadata of a Kafka record.
 Metadata = Literal["topic", "partition", "offset", "timestamp", "key", "headers"]
-#: Where headers come from: a column that has all of a record, columns by the names of headers, or several of these.
+#: The columns with headers: one with all headers of a record, columns by header name, or several of these.
 Headers: TypeAlias = "str | Mapping[str, str] | Iterable[str | Mapping[str, str]]"
 
 

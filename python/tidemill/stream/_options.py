@@ -21,7 +21,7 @@ from tidemill.stream._tls import Tls, files
 if TYPE_CHECKING:
     from tidemill._streaming.sinks import AnySink
 
-    #: Where bad records go: a folder, or a sink.
+    #: The destination of bad records: a folder, or a sink.
     Quarantine: TypeAlias = str | os.PathLike[str] | AnySink
 
 __all__ = ["ReadOptions", "as_list", "connection", "described", "guarantee"]
@@ -75,7 +75,7 @@ def _on_error(on_error: OnError, quarantine: Quarantine | None, path: str | None
         raise DataSetError('on_error="quarantine" and quarantine=, a folder or sink for bad records, need each other')
     if quarantine is not None and not isinstance(quarantine, str | os.PathLike):
         return {"sink": "hex" if _takes_texts(quarantine) else "raw"}
-    # One of the names that the engine gives.
+    # One of the names that the engine uses.
     file = "source_files-0.jsonl"
     folder = quarantine_folder(quarantine, [] if path is None else [path], False, file, folders=False)
     return on_error if folder is None else {"quarantine": folder}

@@ -127,7 +127,7 @@ def from_function(
     )
 
 
-#: Instead of what an iterator has no more of.
+#: Marks the end of an iterator.
 _END = object()
 
 
@@ -140,14 +140,14 @@ def _named(of: str) -> Iterator[None]:
         raise DataSetError(f"{of}: {type(error).__name__}: {error}") from error
 
 
-#: Units of time, the coarser first.
+#: Units of time, from coarse to fine.
 _UNITS = {"s": 0, "ms": 1, "us": 2, "\N{MICRO SIGN}s": 2, "ns": 3}
 
 
 def _may_be(found: str, wanted: str) -> bool:
     """Return whether all values of one Arrow type survive a cast to another."""
     if found.startswith("Dictionary("):
-        # Of its indexes and its values.
+        # Compare both indexes and values.
         return _may_be(found[:-1].partition(", ")[2], wanted)
     if found in (wanted, "Null"):
         return True
@@ -158,7 +158,7 @@ def _may_be(found: str, wanted: str) -> bool:
     for begins in (("Int", "UInt"), ("Utf8", "LargeUtf8"), ("Binary", "LargeBinary", "FixedSizeBinary")):
         if found.startswith(begins) and wanted.startswith(begins):
             return True
-    # A finer unit has all times of a coarser one; what is in lists and structs is not looked at.
+    # A finer unit can represent all times of a coarser one; the contents of lists and structs are not checked.
     (of, _, more), (other, _, then) = found.partition("("), wanted.partition("(")
     if of != other or not more:
         return False
@@ -212,7 +212,7 @@ class _Reader:
             raise DataSetError(f"{self._of}: the position {position!r} cannot be pickled: {error}") from error
         native = self._native(rows)
         if native.num_rows == 0 and (position is None or saved == self._saved):
-            # Asked at once again and again it would keep its thread, and the time of the others.
+            # Without a pause, repeated calls would occupy the thread, and take time from others.
             return None, b""
         if position is None and self._needs_position:
             raise DataSetError(

@@ -25,7 +25,7 @@ __all__ = [
     "window",
 ]
 
-#: Far enough below what 64 bits hold that numbers of rows may be added.
+#: Far enough below the range of 64-bit integers that numbers of rows can be added.
 _ROWS_MAX = 10**18
 _DAY_US = 86_400_000_000
 
@@ -37,14 +37,14 @@ class Windows:
     """
 
     kind: str
-    #: In microseconds, in rows, or in units of a calendar.
+    #: In microseconds, in rows, or in calendar units.
     size: int
     slide: int
-    #: Of a calendar.
+    #: For calendar windows.
     zone: str = ""
-    #: Of windows of rows: how long a key is remembered, in microseconds.
+    #: For count windows: how long a key is remembered, in microseconds.
     ttl: int | None = None
-    #: Of custom windows: the function, and the columns that it is given.
+    #: For custom windows: the function, and the columns passed to it.
     assign: Assign | None = None
     columns: tuple[str, ...] = ()
 

@@ -24,7 +24,7 @@ def write_market(folder: Path, points: int = 600, frames: int = 120, seed: int =
     """Write clusters that drift, with a crash in the middle that pulls them together, and points that come and go."""
     rng = np.random.default_rng(seed)
     sector = rng.integers(len(SECTORS), size=points)
-    # Evenly on a sphere, each a step of the golden angle further.
+    # Evenly spaced on a sphere, by steps of the golden angle.
     turn = np.arange(len(SECTORS)) * np.pi * (3 - np.sqrt(5))
     height = 1 - 2 * (np.arange(len(SECTORS)) + 0.5) / len(SECTORS)
     width = np.sqrt(1 - height**2)

@@ -54,7 +54,7 @@ def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None)
     page = STATIC / "standalone" / "index.html"
     if not page.exists():
         raise FrameError("the page was not built; run `make setup`, or install a wheel, which has it")
-    # The index first: should a writer be at work meanwhile, all that it names is there.
+    # The index is read first, so that everything it names exists even if a writer is active.
     index = (folder / INDEX).read_bytes()
     index = index[: index.rfind(b"\n") + 1]
     files = sorted(file for file in folder.iterdir() if OURS.fullmatch(file.name))
@@ -71,7 +71,8 @@ def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None)
     styles = re.findall(r'<link rel="stylesheet"[^>]*href="/(assets/[\w.-]+\.css)">', text)
     assert found and styles, "the page names its script and its styles"
     script = (page.parent / found[1]).read_text()
-    # What would end the element, or begin a comment in it, is only ever part of a text, where a backslash changes nothing.
+    # Sequences that would end the element, or begin a comment in it, occur only within strings, where a backslash has
+    # no effect.
     script = re.sub(r"<(?=/script|!--|script)", r"\\x3C", script, flags=re.IGNORECASE)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -93,7 +94,7 @@ def write_page(folder: Path, path: Path, about: Mapping[str, Any] | None = None)
             if about is not None:
                 data = base64.b64encode(json.dumps(about, ensure_ascii=False).encode()).decode()
                 out.write(f'<script type="text/plain" data-file="{ABOUT}">{data}</script>\n')
-            # Behind the data, which it reads.
+            # After the data, which the script reads.
             out.write(f'<script type="module">{script}</script>\n</body>{end}')
         made.replace(path)
     except BaseException:

@@ -45,10 +45,10 @@ VERSION = 1
 
 #: Steps of a quantized number: the error of a coordinate is at most half of its box / STEPS.
 STEPS = 65_534
-#: Marks a missing quantized value, and is the code of a point without a category.
+#: Marks a missing quantized value, and is also the code for points without a category.
 MISSING = 65_535
 
-#: Longest header of a file of tensors that is read.
+#: Maximum length of a tensor file's header.
 _HEADER_BYTES_MAX = 1 << 20
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -57,7 +57,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U32": np.dtype("<u4"),
     "F32": np.dtype("<f4"),
 }
-#: As `MISSING`, where codes have 8 bits.
+#: Like `MISSING`, for 8-bit codes.
 _MISSING_8 = 255
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -92,7 +92,8 @@ def tensor_parts(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview
     header: dict[str, Any] = {}
     parts: list[bytes | memoryview] = []
     end = 0
-    # The widest numbers first: then each tensor is aligned as its numbers want, without gaps, which the format forbids.
+    # The widest numbers come first, so that each tensor is aligned for its numbers without gaps, which the format
+    # forbids.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
         part = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<"))
         begin, end = end, end + part.nbytes

@@ -22,13 +22,13 @@ from tidemill.viz._read import FrameReader
 
 __all__ = ["answer", "check_run", "of_run"]
 
-#: The only files of the folder that leave it.
+#: The only files of the folder that are served.
 _FILES = re.compile(r"(frame|points|edges|sample)-\d{6,}\.safetensors")
 
-#: Longest that a question for news is left open, and how often the index is looked at meanwhile.
+#: Maximum time to hold a request for new frames, and the interval between checks of the index.
 _WAIT_S_MAX = 30.0
 _LOOK_S = 0.1
-#: Most points, and trajectories, in one question.
+#: Maximum number of points, and of trajectories, in one request.
 _ROWS_MAX = 256
 
 

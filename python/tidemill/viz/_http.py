@@ -35,22 +35,23 @@ _TYPES = {
     ".md": "text/plain; charset=utf-8",
 }
 
-#: Paths of built pages and of what belongs to them.
+#: Paths of built pages and their files.
 _PAGE = re.compile(r"[\w./-]{0,200}", re.ASCII)
 
-#: Most of what was not wanted that is read and thrown away, and how long, so that a browser hears why it was not.
+#: Maximum size of a rejected body that is read and discarded, and for how long, so that a browser can read the
+#: response.
 _DRAIN_BYTES_MAX = 1 << 30
 _DRAIN_S = 5.0
 
-#: Data from so many bytes up to so many is compressed: frames of few points, of which headers, bits and codes are a good part. Positions of
-#: many points hardly get smaller, and compressing them would take longer than sending them.
+#: Data between these sizes is compressed: frames with few points, in which headers, bits and codes are a large part.
+#: Positions of many points hardly get smaller, and compressing them would take longer than sending them.
 _COMPRESSED_BYTES_MIN, _COMPRESSED_BYTES_MAX = 200, 1 << 16
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Notebooks show the page in a frame; they too are on this host.
+    # Notebooks show the page in a frame; they, too, are on this host.
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' blob: data:; media-src blob:; worker-src 'self' blob:; style-src 'self' 'unsafe-inline'; "
         "base-uri 'none'; object-src 'none'; form-action 'none'; "
@@ -62,7 +63,7 @@ _HEADERS = {
 class Site(Protocol):
     """The content of a server: some of the built pages, and an API."""
 
-    #: The folder that is served, which messages do not name.
+    #: The folder that is served, which messages must not name.
     place: str
 
     def page(self, path: str) -> str | None:
@@ -85,7 +86,7 @@ class Http(ThreadingHTTPServer):
 
     daemon_threads = True
     closing = False
-    #: Connections that wait to be taken: a page opens several at once, and more than the 5 of the standard library are no attack.
+    #: Pending connections: a page opens several at once, and more than the standard library's 5 are not an attack.
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], site: Site) -> None:
@@ -93,8 +94,8 @@ class Http(ThreadingHTTPServer):
         self.loopback = is_loopback(address[0])
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Ask)
-        # A connection may be gone again between the moment that it is there and the moment that it is taken: whoever takes it must not
-        # wait for the next one then, as nobody could end that.
+        # A connection may disappear between the moment it arrives and the moment it is accepted. A blocking accept
+        # would then wait for the next one, and could not be ended.
         self.socket.setblocking(False)
 
     def without_place(self, text: str) -> str:
@@ -113,14 +114,14 @@ class Ask(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "tidemill"
     sys_version = ""
-    #: A browser that sends nothing for so long is gone.
+    #: A browser that sends nothing for this long is considered gone.
     timeout = 60
     server: Http
 
     def do_GET(self) -> None:
         """Answer the request; the other methods do the same."""
         self._unread = self._length()
-        #: HEAD asks for what GET would answer, without the answer itself: so do proxies that look whether a server is there.
+        #: HEAD is answered like GET without a body; proxies use it to check whether a server is there.
         self._only_head = self.command == "HEAD"
         if self._only_head:
             self.command = "GET"
@@ -145,9 +146,10 @@ class Ask(BaseHTTPRequestHandler):
         except FrameError as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, self.server.without_place(str(error)))
         except OSError as error:
-            # Not where the file lies: that is nobody's business.
+            # Without the file's path, which clients must not learn.
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server could not use a file: {error.strerror}")
-        # What nobody asked for must not be taken for the next question; and who stops listening says no more on connections that are open.
+        # A body that was not read must not be taken for the next request; and a closing server sends nothing more on
+        # open connections.
         if self._unread or self.server.closing:
             self.close_connection = True
 
@@ -173,7 +175,7 @@ class Ask(BaseHTTPRequestHandler):
             site = None if origin is None else urllib.parse.urlsplit(origin).netloc
         except ValueError:
             raise Refused(HTTPStatus.BAD_REQUEST, "Host or Origin does not name a host") from None
-        # A page of another site that has its name point here would otherwise be taken for this one.
+        # Otherwise, a page of another site whose name resolves to this host would count as this one.
         if self.server.loopback and not is_loopback(name):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
@@ -184,17 +186,17 @@ class Ask(BaseHTTPRequestHandler):
 
     def _page(self, path: str) -> None:
         name = path.removeprefix("/")
-        # Names of built files are short and plain; anything else is not even looked for.
+        # Names of built files are short and plain; other names are rejected without checking.
         if not _PAGE.fullmatch(name):
             raise Refused(HTTPStatus.NOT_FOUND, "no such page")
         file = STATIC / (self.server.site.page(path) or name)
         if self.command != "GET" or ".." in name or file.suffix not in _TYPES or not file.is_file():
             raise Refused(HTTPStatus.NOT_FOUND, "no such page")
-        # Vite names what it builds after its content.
+        # Vite includes a hash of the content in the names of built files.
         cache = "public, max-age=31536000, immutable" if name.startswith("assets/") else "no-cache"
         self.send(HTTPStatus.OK, file.read_bytes(), _TYPES[file.suffix], cache)
 
-    # ---- what came with the question
+    # ---- request bodies
 
     def _length(self) -> int:
         told = self.headers.get("Content-Length", "0")
@@ -225,7 +227,7 @@ class Ask(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.BAD_REQUEST, "the request body is not a JSON object")
         return told
 
-    # ---- answers
+    # ---- responses
 
     def send(self, status: HTTPStatus, body: bytes, kind: str, cache: str = "no-store", *more: tuple[str, str]) -> None:
         """Answer with bytes."""
@@ -261,13 +263,14 @@ class Ask(BaseHTTPRequestHandler):
         self._head(HTTPStatus.OK, "application/octet-stream", size, "no-store")
         if self._only_head or not size:
             return
-        # From the file to the socket within the kernel.
+        # Copied from the file to the socket within the kernel.
         self.connection.settimeout(self.timeout)
         self.connection.sendfile(file, count=size)
 
     def _refuse(self, status: HTTPStatus, reason: str, *more: tuple[str, str]) -> None:
-        # What came with it was not read, and must not be taken for the next question. A browser that still sends when the connection
-        # ends never reads the answer: so the answer goes first, and for a moment what comes is thrown away.
+        # The body was not read, and must not be taken for the next request. A browser that is still sending when the
+        # connection closes never reads the response, so the response is sent first, and incoming data is discarded for
+        # a moment.
         self.close_connection = True
         self.send(status, reason.encode(errors="replace"), "text/plain; charset=utf-8", "no-store", *more)
         if not self._unread:

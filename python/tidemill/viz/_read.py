@@ -133,7 +133,7 @@ class FrameReader:
             numbered = [row] if row < self.points else []
             return (numbered + [row for row in self._labels.having(text, most) if row not in numbered])[:most]
         first = self._ids.beginning(text, most)
-        # As many more as there are among the first: these are found again.
+        # As many more as there are among the first, which are found again.
         later = sorted({*self._ids.having(text, most + len(first)), *self._labels.having(text, most + len(first))})
         return (first + [row for row in later if row not in first])[:most]
 
@@ -221,7 +221,7 @@ class FrameReader:
                 raise FrameError(f"{self.folder}: a line of the index is invalid ({error!r}): {line}") from error
 
     def _take_line(self, line: dict[str, Any]) -> None:
-        # A kind of line that a later release adds may be passed over.
+        # Unknown kinds of lines, which later releases may add, are skipped.
         if line["kind"] == "frame":
             self._lines.append(line)
         elif line["kind"] == "categories":
@@ -238,7 +238,7 @@ class FrameReader:
             self.batches += 1
 
 
-#: How many bits of a byte are set.
+#: The number of bits set in each byte.
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1)
 
 

@@ -150,7 +150,7 @@ def locked(folder: Path) -> Iterator[None]:
         If there are no frames.
     """
     while True:
-        # The index is there as long as the frames are, and never replaced but with all of them.
+        # The index exists as long as the frames do, and is replaced only together with all of them.
         with (folder / INDEX).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(file.fileno()), (folder / INDEX).stat()):

@@ -66,7 +66,7 @@ class Server:
             site = LibrarySite(what, self.token)
         else:
             self.folder = Path(what)
-            # Says at once what is wrong with the folder.
+            # Reports problems with the folder immediately.
             FrameReader(self.folder)
             site = _FolderSite(self.folder, self.token)
         self._http = Http((host, port), site)
@@ -77,7 +77,7 @@ class Server:
 
     def wait(self) -> None:
         """Serve until `close` is called, or the program is interrupted."""
-        # Now and then it looks itself: a signal that comes just before it sleeps wakes nobody.
+        # Check now and then: a signal that arrives just before the thread sleeps does not wake it.
         while self._thread.is_alive():
             self._thread.join(1.0)
 
@@ -134,7 +134,7 @@ class _FolderSite:
                 make = lambda _: everything  # noqa: E731
 
             def made(groups: _selections.Groups) -> _selections.Groups:
-                # Who writes the frames anew waits for it.
+                # A writer that rewrites the frames waits for this lock.
                 _frames_api.check_run(folder, query)
                 return make(groups)
 

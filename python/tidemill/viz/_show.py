@@ -28,7 +28,7 @@ Points = ArrayLike | DataSet | Table
 #: Categories or numbers of points: an array, arrays by name or for each frame; or for a table, names of columns.
 Columns = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike] | str | Sequence[str] | Mapping[str, str]
 
-#: Most that a page in a notebook may take: it is kept in the notebook's file, and sent whole.
+#: Maximum size of a page in a notebook, which is stored in the notebook's file and sent as a whole.
 _EMBED_BYTES_MAX = 32 << 20
 
 
@@ -180,7 +180,7 @@ def save_html(
     """
     with tempfile.TemporaryDirectory(prefix="tidemill-view-") as folder:
         _write(Path(folder), points, frames, times, ids, labels, groups, values, coordinates, title)
-        # All workers run the query of a DataSet; one page is enough.
+        # All workers run the query of a DataSet, but one page is enough.
         if not isinstance(points, DataSet) or current_rank() == 0:
             export_html(folder, path)
 
@@ -201,7 +201,7 @@ def _write(
     if (points is None) == (frames is None):
         raise ValueError("pass either points or frames")
     if points is not None:
-        # A query runs here.
+        # This runs the query of a DataSet.
         points = points.collect() if isinstance(points, DataSet) else points
         points, ids, labels, groups, values = by_name(points, ids, labels, groups, values, coordinates)
     elif (
@@ -244,7 +244,7 @@ def _write(
 def _points(name: str, given: Any) -> NDArray[np.float64]:
     """Return the positions of a frame, checked."""
     try:
-        # A query runs here.
+        # This runs the query of a DataSet.
         array = np.asarray(given.collect() if isinstance(given, DataSet) else given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise type(error)(
@@ -257,7 +257,7 @@ def _points(name: str, given: Any) -> NDArray[np.float64]:
     bad = ~np.isfinite(array).all(axis=1)
     if bad.any():
         raise ValueError(f"{name}, row {int(bad.argmax())} is not finite; leave out points that have no position")
-    # Before components are found: squares of larger numbers are infinite.
+    # Checked before components are computed, since squares of larger numbers are infinite.
     check_size(name, "a coordinate", array)
     return array
 
@@ -294,7 +294,7 @@ def _named(name: str, given: Any) -> dict[str, Any]:
         return {}
     if isinstance(given, Mapping):
         return {str(column): given[column] for column in given}
-    # pandas, Polars and Tidemill say `columns`; of Arrow these are the arrays.
+    # pandas, Polars and Tidemill have `columns`; in Arrow, these are the arrays.
     columns = getattr(given, "column_names", getattr(given, "columns", None))
     if columns is not None and hasattr(given, "__getitem__"):
         return {str(column): given[column] for column in columns}

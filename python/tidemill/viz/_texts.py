@@ -19,7 +19,7 @@ from tidemill.viz._format import FrameError
 
 __all__ = ["Texts"]
 
-#: So many texts are looked at together: what is made of them on the way stays small.
+#: The number of strings that are processed together, so that intermediate results stay small.
 _ROWS_AT_ONCE = 1 << 18
 
 #: ASCII in lower case.
@@ -31,7 +31,7 @@ class Texts:
 
     def __init__(self) -> None:
         self.rows = 0
-        #: Where each part begins; its offsets and bytes.
+        #: The first row of each part; its offsets and bytes.
         self._begins: list[int] = []
         self._parts: list[tuple[NDArray[np.uint32], NDArray[np.uint8]]] = []
 
@@ -158,7 +158,7 @@ def _having(offsets: NDArray[np.uint32], data: NDArray[np.uint8], wanted: bytes,
             found.append(row)
             at = text.find(wanted, int(ends[row]))
         else:
-            # What reaches into the next text is in neither.
+            # A match that extends into the next string belongs to neither.
             at = text.find(wanted, at + 1)
     return found
 

@@ -42,7 +42,7 @@ def minimum_spanning_tree(points: ArrayLike) -> NDArray[np.int64]:
     count = len(where)
     edges = np.empty((max(0, count - 1), 2), np.int64)
     nearest = np.zeros(count, np.int64)
-    # Squared distance of each point to the tree; of those in it infinity, so that none is taken twice.
+    # The squared distance of each point to the tree; infinity for points in the tree, so that none is chosen twice.
     away = np.full(count, np.inf)
     inside = np.zeros(count, bool)
     last = 0
@@ -74,7 +74,7 @@ class Tree:
         return [node for node in range(len(self.names)) if node not in inner]
 
 
-#: A text in quotes, in which '' is a quote; a comment; one of the signs; or anything else up to one.
+#: A quoted string, in which '' is a quote; a comment; one of the signs; or anything else up to one.
 _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|\[[^\]]*\]|[(),:;]|[^\s(),:;\[\]']+)")
 
 
@@ -94,7 +94,7 @@ def read_newick(text: str) -> Tree:
     """
     tree = Tree([""], [-1], [math.nan])
     node, at = 0, 0
-    #: What may come: a subtree, a name, a length behind a colon, or what ends a node.
+    #: What may follow: a subtree, a name, a length after a colon, or the end of a node.
     state = "subtree"
     while True:
         found = _TOKEN.match(text, at)
@@ -190,11 +190,11 @@ def place_tree(
     lengths = np.array(tree.lengths)
     known = lengths[1:][np.isfinite(lengths[1:]) & (lengths[1:] > 0)]
     usual = float(known.mean()) if len(known) else 1.0
-    # A branch without length is one of the stiffest that there are, not one that nothing can bend.
+    # A branch without length is one of the stiffest, but not infinitely stiff.
     stiff = 1 / np.maximum(np.where(np.isfinite(lengths), lengths, usual), 1e-3 * usual)
     fixed = [name in row for name in called]
     place = np.zeros((len(called), where.shape[1]))
-    # From the leaves to the root: what is below a node pulls it towards `pull / weight`, as if by one spring.
+    # From the leaves to the root: everything below a node pulls it towards `pull / weight`, like a single spring.
     weight, pull = np.zeros(len(called)), np.zeros_like(place)
     for node in range(len(called) - 1, -1, -1):
         if fixed[node]:

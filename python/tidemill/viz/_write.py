@@ -27,19 +27,20 @@ __all__ = ["GLYPHS", "OURS", "FrameRecorder", "FrameWriter", "Recorded", "check_
 #: Shapes of marked points.
 GLYPHS = ("circle", "square", "diamond", "triangle", "star", "cross")
 
-#: Largest size of a position or value. Pages and readers keep these in 32 bits, which end at 3.4e38, and subtract them.
+#: Maximum size of a position or value. Pages and readers store these in 32 bits, whose range ends at 3.4e38, and
+#: subtract them.
 _NUMBER_MAX = 1e37
 
-#: Longest side of a heat map.
+#: Maximum side of a heat map.
 HEAT_SIDE_MAX = 1024
 
 #: Frames of more points than this also have a sample of about `_SAMPLE_POINTS`, which the page shows during animation.
 SAMPLE_FROM = 1_000_000
 _SAMPLE_POINTS = 200_000
-#: Rows are dealt out to so many heaps (the page has them in memory one behind the other); a sample is the first few heaps.
+#: Rows are distributed to this many heaps (the page stores them one after another); a sample is the first few heaps.
 _STRATA = 61
 
-#: Quantiles of a value are found in so many of its numbers at most.
+#: Maximum number of values that quantiles are computed from.
 _QUANTILES_OF = 100_000
 
 #: The files of a folder of frames.
@@ -114,21 +115,21 @@ class FrameWriter:
         #: The ids of the last frame, and their rows.
         self._last: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._categories: dict[str, dict[str, int]] = {}
-        #: Of each grouping the column of the last frame, and its codes: in most frames many are those of the one before.
+        #: For each grouping, the column of the last frame and its codes, because many are the same in the next frame.
         self._last_texts: dict[str, tuple[NDArray[Any], NDArray[np.uint16]]] = {}
         #: The names of all values so far.
         self._values: set[str] = set()
-        #: Groupings whose categories have an order, as bins have.
+        #: Groupings whose categories are ordered, such as bins.
         self._ordered = {grouping for grouping, names in categories.items() if names}
-        #: How many of the categories the index has.
+        #: The number of categories that are in the index.
         self._told: dict[str, int] = {}
-        #: The category that each point had when it was first seen, for each grouping.
+        #: The category of each point when it was first seen, for each grouping.
         self._codes: dict[str, NDArray[np.uint16]] = {}
         self._frames = 0
         self._batches = 0
-        #: The edges that were written last, and their file.
+        #: The edges written last, and their file.
         self._last_edges: tuple[str, NDArray[np.uint32]] | None = None
-        #: Of frames that were replaced, the groups that readers had made: names of them by id, for points that have not come yet.
+        #: Groups that viewers had made of replaced frames: their names by id, for points that have not come yet.
         self._carried: dict[str, list[str]] = {}
         self._carried_named = True
         self._check_names("categories", categories, {})
@@ -143,18 +144,18 @@ class FrameWriter:
     def _begin(self, title: str, axes: Sequence[str], glyphs: Mapping[Any, str]) -> None:
         with _selections.locked(self.folder) if (self.folder / INDEX).exists() else nullcontext():
             self._take_groups()
-            # The index goes first: what it names must be there as long as it is.
+            # The index is removed first, since what it names must exist as long as it does.
             (self.folder / INDEX).unlink(missing_ok=True)
             (self.folder / _selections.NAME).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if OURS.fullmatch(path.name):
                 path.unlink()
-        # Another one each time, so that a page with the old frames is told that these are others.
+        # A new id each time, so that pages with the old frames notice the change.
         run = secrets.token_hex(16)
         header = {"format": FORMAT, "version": VERSION, "run": run, "title": title, "axes": list(axes)}
         if glyphs:
             header["glyphs"] = {str(name): glyph for name, glyph in glyphs.items()}
-        # Whoever waits for the index reads it as soon as it is there.
+        # Readers that wait for the index read it as soon as it exists.
         made = self.folder / f".{INDEX}"
         made.write_bytes(_line(header).encode())
         made.replace(self.folder / INDEX)
@@ -268,7 +269,7 @@ class FrameWriter:
         rows, names = self._find(place, ids, count)
         lines = None if edges is None else self._edges(place, edges, rows, names)
 
-        # Nothing below depends on what the caller gave: from here on things are written.
+        # Nothing below depends on the caller's input: writing starts here.
         self._values |= columns.keys()
         self._categories |= {name: known for name, (_, known) in texts.items()}
         for name, column in (groups or {}).items():
@@ -331,7 +332,7 @@ class FrameWriter:
         if heat_range is not None:
             line["heat_map_range"] = heat_range
         if figures:
-            # JSON knows no NaN; a figure that is none is left out.
+            # JSON has no NaN, so such figures are omitted.
             line["metrics"] = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
         self._append(line)
         self._frames += 1
@@ -405,7 +406,7 @@ class FrameWriter:
         given = np.asarray(ids)
         if given.shape != (count,):
             raise FrameError(f"{place}: {given.size} ids for {count} points")
-        # As in most frames: the very points of the one before, and no need to look up a million names.
+        # As in most frames: the same points as before, so a million names need not be looked up.
         if self._last is not None and np.array_equal(given, self._last[0]):
             return self._last[1], []
         names = [str(name) for name in given.tolist()]
@@ -433,7 +434,8 @@ class FrameWriter:
             here = np.zeros(self._known, bool)
             here[rows] = True
             part["present"] = np.packbits(here[np.arange(self._known) % _STRATA < strata], bitorder="little")
-        # Those of all points are far more than the sample: a page that shows samples needs none of them.
+        # The categories of all points are much larger than the sample, and a page that shows samples does not need
+        # them.
         for name, codes in self._codes.items():
             part.setdefault(f"group.{name}", self._packed(name, codes[rows[taken]]))
         file = f"sample-{self._frames:06}.safetensors"
@@ -474,7 +476,7 @@ class FrameWriter:
             if given.dtype == last.dtype != object and np.array_equal(given, last):
                 return codes, known
         if given.dtype == object:
-            # Texts among which some are None, or of pandas: these do not sort.
+            # Strings with None among them, or from pandas, cannot be sorted.
             given = np.array(["" if _is_none(kind) else str(kind) for kind in given.tolist()])
         kinds, inverse = np.unique(given, return_inverse=True)
         of_kinds = np.empty(len(kinds), np.uint16)
@@ -509,7 +511,7 @@ class FrameWriter:
         if not count:
             return
         tensors: dict[str, NDArray[Any]] = {}
-        # In the order of their rows, which is the order in which the new ones came.
+        # In the order of their rows, which is the order in which new points came.
         where = np.flatnonzero(new)
         if names is not None:
             tensors |= _format.pack_texts("id", names)
@@ -655,7 +657,7 @@ def _is_none(kind: object) -> bool:
     try:
         return kind is None or bool(kind != kind)
     except TypeError:
-        # `pandas.NA` is neither the same as itself nor another.
+        # `pandas.NA` is neither equal nor unequal to itself.
         return True
 
 
@@ -663,7 +665,7 @@ def _numbers(place: str, name: str, column: ArrayLike, count: int) -> NDArray[np
     given = np.asarray(column, dtype=np.float64)
     if given.shape != (count,):
         raise FrameError(f"{place}: value {name!r} has shape {given.shape} for {count} points")
-    # The page has one mark for what is not there.
+    # The page has a single mark for missing values.
     numbers = np.where(np.isfinite(given), given, np.nan)
     check_size(place, f"value {name!r}", numbers)
     return numbers
@@ -693,7 +695,7 @@ def _heat(place: str, heat_map: ArrayLike) -> NDArray[Any]:
             f"{place}: a heat map is a matrix of counts of at most {HEAT_SIDE_MAX} rows and columns, not {given.shape}"
         )
     counts = np.minimum(given, 2**32 - 1)
-    # The smallest that holds them: of few points the map is a good part of a frame.
+    # The smallest type that holds them, because with few points, the map is a large part of a frame.
     smallest: NDArray[Any] = counts.astype(np.min_scalar_type(int(counts.max())))
     return smallest
 

@@ -25,9 +25,9 @@ from tidemill.viz.library._upload import Upload, read_upload
 
 __all__ = ["read_apart"]
 
-#: Uploads that are decoded at a time: each may take all the memory that one may.
+#: Limits the uploads that are decoded at a time, each of which may use the maximum memory.
 _AT_ONCE = threading.BoundedSemaphore(2)
-#: The process belongs to no job, even if this one does.
+#: The process does not belong to a job, even if this one does.
 _OF_JOBS = ("TIDEMILL_", "PMI", "OMPI_", "SLURM_", "MPI_")
 _PR_SET_PDEATHSIG = 1
 
@@ -80,7 +80,7 @@ def read_apart(files: Mapping[str, Path], folder: Path, limits: Limits) -> Uploa
 
 def _main() -> None:
     told = json.load(sys.stdin)
-    # Whoever asked may be killed, and nobody wants the answer then.
+    # If the parent is killed, nobody needs the answer.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     limits = Limits(**told["limits"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -92,7 +92,7 @@ def _main() -> None:
         said = {"upload": str(error)}
     except FrameError as error:
         said = {"frames": str(error)}
-    # What was allocated is not let go of here: the process ends.
+    # Memory is not freed here, because the process ends.
     sys.stdout.write(json.dumps(said))
     sys.stdout.flush()
     os._exit(0)

@@ -30,7 +30,7 @@ _COUNT_MAX = 100_000
 _TEXT_MAX = 1000
 _VIEW_MAX = 20_000
 
-#: For each kind of change the fields that say what it is about.
+#: For each kind of change, the fields that identify what it changes.
 _ABOUT = {
     "colour": ("grouping", "category"),
     "hidden": ("grouping", "category"),

@@ -54,12 +54,12 @@ class Cloud:
     """How the file says that clusters look, as changes (`_changes.py`)."""
 
 
-#: Columns that mean something, by their names in small letters.
+#: Columns with a meaning, by their names in lower case.
 _AXES = ("x", "y", "z")
 _IDS = ("id", "key", "index", "name")
 _LABELS = ("label",)
 _TIMES = ("time", "frame", "date")
-#: Numbers in these are names of groups all the same.
+#: Numbers in these columns are names of groups.
 _GROUPS = ("cluster", "clusterkey", "group", "class", "category")
 
 
@@ -129,7 +129,7 @@ def _frames(file: str, whole: Cloud, times: Sequence[Any]) -> list[Cloud]:
     if not all(isinstance(time, str) for time in first) or all(_ISO_DATE.match(time) for time in first):
         first.sort()
     elif all(_NUMBER.fullmatch(time) for time in first):
-        # Files of text have numbers as they are written.
+        # In text files, numbers are strings.
         first.sort(key=float)
     number = {time: place for place, time in enumerate(first)}
     frame_of = np.fromiter((number[time] for time in times), np.int64, len(times))
@@ -161,7 +161,7 @@ _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]|$)")
 def _coordinates(file: str, axis: str, column: Sequence[Any]) -> NDArray[np.float64]:
     numbers = np.empty(len(column))
     for row, value in enumerate(column):
-        # A column of texts may be one of numbers all but one, which is then named.
+        # A column of strings may be numeric except for one value, which is then named.
         try:
             numbers[row] = math.nan if _is_none(value) or isinstance(value, bool) else float(value)
         except ValueError:

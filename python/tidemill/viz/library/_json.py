@@ -20,7 +20,7 @@ from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_co
 
 __all__ = ["BYTES_MAX", "read_json"]
 
-#: JSON is read into memory as a whole, where it needs a multiple of its size.
+#: JSON is parsed in memory as a whole, which takes a multiple of its size.
 BYTES_MAX = 128 << 20
 
 

@@ -41,9 +41,9 @@ from tidemill.viz.library._upload import Upload, read_upload
 __all__ = ["Library"]
 
 _ID = re.compile(r"[0-9a-f]{16}")
-#: What is left of an upload that ended half way is removed when it is so old.
+#: Remains of interrupted uploads are removed at this age.
 _ABANDONED_S = 24 * 3600
-#: Beside the database; who makes one holds it together with others, who tidies up holds it alone.
+#: Next to the database: shared by programs that create plots, exclusive for one that tidies up.
 _LOCK = ".lock"
 
 
@@ -157,7 +157,7 @@ class Library(Said):
                 if OURS.fullmatch(path.name) and path.is_file():
                     shutil.copyfile(path, made / path.name)
             kept["title"] = kept["title"] or cut(reader.title, TITLE_MAX) or cut(folder.resolve().name, TITLE_MAX)
-            # In a library, what people make of a plot are versions; what was there before is in the first.
+            # In a library, viewers' changes of a plot are versions; what existed before is in the original.
             (made / _selections.NAME).unlink(missing_ok=True)
             changes = [{"set": "group", "name": name, "value": rows} for name, rows in _selections.read(folder).items()]
             return self._store(made, kept, Upload("frames", "", changes), folder.resolve().name)
@@ -199,7 +199,8 @@ class Library(Said):
             )
             _search.insert(db, number, _search.contents(reader))
             _search.update(db, number)
-            # What is in the database is there; should this be the last thing that happens, a folder is left over, which is no harm.
+            # The database entry exists now. If the program is interrupted here, only a folder is left over, which does
+            # no harm.
             made.rename(self._plots / plot)
         return self.plot(plot)
 
@@ -312,7 +313,7 @@ class Library(Said):
             number = number_of(db, id)
             db.execute("DELETE FROM words WHERE rowid = ?", (number,))
             db.execute("DELETE FROM plot WHERE number = ?", (number,))
-        # Under another name at once, so that nobody finds half of it.
+        # Renamed first, so that readers never find half of it.
         gone = self._plots / f".gone-{id}"
         with contextlib.suppress(FileNotFoundError):
             (self._plots / id).rename(gone)
@@ -333,7 +334,7 @@ class Library(Said):
             if not (path.name.startswith(".") or _ID.fullmatch(path.name)) or path.name in known:
                 continue
             with contextlib.suppress(OSError):
-                # A folder without an entry may be a plot of which the entry is about to be written.
+                # A folder without an entry may be a plot whose entry is about to be written.
                 least_s = age_s if path.name.startswith(".") else _ABANDONED_S
                 if time.time() - path.lstat().st_mtime >= least_s:
                     shutil.rmtree(path)

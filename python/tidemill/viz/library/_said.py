@@ -96,7 +96,7 @@ class Said:
                     "SELECT parent, changes FROM version WHERE plot = ? AND number = ?", (plot, at)
                 ).fetchone()
                 logs.append(json.loads(row["changes"]))
-                # A parent is always older, so that this ends.
+                # A parent is always older, so this terminates.
                 at = row["parent"]
             return _changes.folded(reversed(logs))
 
@@ -248,5 +248,5 @@ class Said:
 
 
 def _hash(token: str) -> str:
-    # The token is random and long: there is nothing to guess, so that no slow hash is needed.
+    # The token is random and long, so it cannot be guessed, and no slow hash is needed.
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

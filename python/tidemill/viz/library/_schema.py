@@ -13,7 +13,7 @@ __all__ = ["connected", "prepare"]
 
 VERSION = 1
 
-#: Longest that a change waits for another program that changes the same library.
+#: Maximum time that a change waits for another program that changes the same library.
 _WAIT_S = 20.0
 
 _TABLES = """
@@ -48,19 +48,19 @@ def connected(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection
     try:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
-        # Who will write takes the right to at once: two that read first and then both want to write would wait for each other.
+        # Writers lock immediately: two that first read and then wanted to write would wait for each other.
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         yield connection
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        # Python 3.10 does not tell the code.
+        # Python 3.10 does not provide the error code.
         if "locked" in str(error) or "busy" in str(error):
             raise Busy(f"another program is using the library {path}: {error}") from error
         raise FrameError(f"the library {path} cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
         raise FrameError(f"the library {path} cannot be used: {error}") from error
     finally:
-        # What was not committed is taken back.
+        # This rolls back what was not committed.
         connection.close()
 
 
@@ -85,6 +85,6 @@ def prepare(path: Path) -> None:
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {VERSION}")
     if new:
-        # Readers do not wait for a writer; the mode stays with the file.
+        # Readers do not wait for a writer in this mode, which is stored in the file.
         with contextlib.closing(sqlite3.connect(path)) as plain:
             plain.execute("PRAGMA journal_mode = WAL")

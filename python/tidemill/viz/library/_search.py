@@ -9,7 +9,7 @@ from tidemill.viz._read import FrameReader
 
 __all__ = ["condition", "contents", "insert", "update"]
 
-#: Most of the names in a plot that is indexed; names of categories come first.
+#: Maximum size of a plot's indexed names; names of categories come first.
 _CONTENTS_MAX = 32 << 20
 _WORDS_MAX = 20
 
@@ -52,7 +52,7 @@ def condition(search: str, tag: str = "", collection: str = "") -> tuple[str, li
         elif kind == "in" and rest.strip('"'):
             collections.append(rest.strip('"'))
         else:
-            # Only what a tokenizer takes for words: the rest of its language has no meaning here.
+            # Only what a tokenizer considers words: the rest of its syntax has no meaning here.
             words += re.findall(r"\w+", plain)
     parts, values = ["1"], []
     for name in tags:
@@ -65,6 +65,6 @@ def condition(search: str, tag: str = "", collection: str = "") -> tuple[str, li
         parts.append("number IN (SELECT rowid FROM words WHERE words MATCH ?)")
         values.append(" ".join(f'"{word}"*' for word in words[:_WORDS_MAX]))
     elif search.strip() and not tags and not collections:
-        # It asks for something, of which there is nothing.
+        # The search has a term that cannot match anything.
         parts.append("0")
     return " AND ".join(parts), values

@@ -25,7 +25,7 @@ from tidemill.viz.library._upload import FORMATS
 __all__ = ["LibrarySite"]
 
 _TEXTS_BYTES_MAX = 1 << 20
-#: Most plots in one answer.
+#: Maximum number of plots in one response.
 _PLOTS_MAX = 200
 
 _PLOT = re.compile(r"plots/([0-9a-f]{16})(?:/(.*))?")
@@ -97,7 +97,7 @@ class LibrarySite:
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
 
     def _upload(self, ask: Ask, query: dict[str, str]) -> None:
-        # What the file is called is said in messages, and its end tells the format; no file here is called so.
+        # The file's name appears in messages, and its suffix tells the format; no file here is created with this name.
         name = PurePosixPath(query.get("name", "").replace("\\", "/")).name[:200]
         if not name:
             raise Refused(HTTPStatus.BAD_REQUEST, "an upload needs a name: POST /api/plots?name=points.csv")

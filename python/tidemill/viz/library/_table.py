@@ -11,9 +11,9 @@ from tidemill.viz.library._cloud import Cloud, Limits, UploadError, clouds_of_co
 
 __all__ = ["read_table"]
 
-#: More columns than this are no points.
+#: A table with more columns than this does not contain points.
 _COLUMNS_MAX = 256
-#: So much of the first line of a CSV is looked at for names.
+#: Maximum bytes of the first line of a CSV that are searched for names.
 _HEADER_BYTES_MAX = 1 << 16
 
 
@@ -39,11 +39,11 @@ def read_table(file: str, path: Path, kind: str, limits: Limits) -> list[Cloud]:
         _check_footer(file, path)
     try:
         if kind in ("csv", "tsv"):
-            # Types are those of all rows, as a column may look like numbers for a long while.
+            # Types are those of all rows, since a column may look numeric for many rows.
             delimiter = "\t" if kind == "tsv" else ","
             _check_header(file, path, delimiter)
             data = dataset.read_csv(path, delimiter=delimiter, newlines_in_values=True, infer_rows=limits.points)
-            # Ids, labels, times and groups are the texts that are written: 007 is not 7.
+            # Ids, labels, times and groups keep their text: 007 is not 7.
             types = {
                 name: "str" if name_is_text(name) or str(kind) == "Null" else str(kind)
                 for name, kind in data.schema.items()
@@ -68,13 +68,13 @@ def _check_header(file: str, path: Path, delimiter: str) -> None:
     """Check the first line of a CSV for another encoding, as some programs save, and for missing column names."""
     with path.open("rb") as data:
         line = data.readline(_HEADER_BYTES_MAX)
-    # In UTF-16 each letter of a name has a zero byte beside it.
+    # In UTF-16, each letter of a name has a zero byte next to it.
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]:
         raise UploadError(f"{file}: it is UTF-16 and not UTF-8; save the file in that encoding")
     try:
         names = next(csv.reader([line.decode("utf-8-sig", "replace")], delimiter=delimiter), [])
     except csv.Error:
-        # Whoever reads the rows says it better.
+        # Reading the rows gives a better message.
         return
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:

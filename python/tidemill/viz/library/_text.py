@@ -12,7 +12,7 @@ from tidemill.viz.library._cloud import Cloud, Limits, UploadError
 
 __all__ = ["lines_of", "read_text"]
 
-#: Longest line that is read.
+#: Maximum length of a line.
 _LINE_BYTES_MAX = 1 << 16
 
 _SHAPE = "a line is: index x y z cluster [label], separated by tabs or spaces"

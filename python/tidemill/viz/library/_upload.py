@@ -42,9 +42,9 @@ FORMATS: Mapping[str, str] = {
     ".zip": "zip",
 }
 
-#: What systems put into archives of their own accord.
+#: Files that systems add to archives by themselves.
 _NOT_MEANT = re.compile(r"(^|/)(__MACOSX/|\.DS_Store$|Thumbs\.db$|desktop\.ini$)")
-#: An archive that unpacks to more than so many times its size is no honest one; texts of numbers come to about ten.
+#: An archive that unpacks to more than this many times its size is malicious; text files of numbers reach about ten.
 _RATIO_MAX = 200
 
 
@@ -150,7 +150,7 @@ def _series(files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
 
 def _indexed(index: str, files: Mapping[str, Path]) -> list[tuple[str, str | None]]:
     """Read a time-series index: on each line the name of a file and, after a tab, the name of the frame."""
-    # Names are those of files beside the index, wherever in an archive that is.
+    # Names refer to files next to the index, wherever that is in an archive.
     beside = PurePosixPath(index).parent
     left = dict.fromkeys(name for name in files if name != index)
     series: list[tuple[str, str | None]] = []
@@ -203,7 +203,7 @@ def _unpack(name: str, path: Path, to: Path, limits: Limits) -> dict[str, Path]:
                     raise UploadError(f"{name}: {said[:80]!r} leads out of the archive")
                 files[said] = to / f"{number:06}{PurePosixPath(said).suffix.lower()}"
                 _kind(said)
-                # What the archive says of sizes may be a lie.
+                # The sizes stated in the archive may be false.
                 with archive.open(member) as packed, files[said].open("wb") as out:
                     while part := packed.read(1 << 20):
                         left -= len(part)
@@ -224,12 +224,12 @@ def _unpack(name: str, path: Path, to: Path, limits: Limits) -> dict[str, Path]:
     ) as error:
         if isinstance(error, UploadError):
             raise
-        # A place before the start of the file is the archive's fault, all else that the system says is not.
+        # An offset before the start of the file is the archive's fault; all other system errors are not.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise UploadError(f"{name}: this is not an archive that can be unpacked: {error}") from None
     except Exception as error:
-        # zlib and its like have errors of their own.
+        # zlib and similar modules have their own error classes.
         if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2", "_bz2"):
             raise
         raise UploadError(f"{name}: the archive is damaged: {error}") from None

@@ -65,7 +65,7 @@ def read_xml(file: str, data: IO[bytes], limits: Limits) -> list[Cloud]:
     except (ValueError, LookupError) as error:
         if isinstance(error, UploadError):
             raise
-        # Of an encoding that is not known.
+        # The encoding is unknown.
         raise UploadError(f"{file}: this XML cannot be read: {error}") from None
     return [reader.cloud()]
 
@@ -153,7 +153,7 @@ class _Reader:
     def cloud(self) -> Cloud:
         if not self.places:
             raise UploadError(f"{self.file}: there is no <point> in <points> of <plotviz>")
-        # Two clusters of one label are two groups all the same.
+        # Two clusters with the same label are still two groups.
         labels = [label for label, _, _ in self.clusters.values()]
         names = {
             key: label if label and labels.count(label) == 1 else f"{label} ({key})" if label else key
