@@ -1,4 +1,4 @@
-"""What all tests have in common."""
+"""Fixtures and options of all tests."""
 
 import json
 import os
@@ -17,10 +17,10 @@ import standing
 
 HERE = Path(__file__).parent
 
-#: Fixtures that are worth sharing between files, slowest to make first.
+#: Fixtures that are shared between files, the slowest first.
 SHARED = ("tiny", "kafka", "rabbitmq", "redis_server")
 
-#: What the tests of a folder need. Each has its folder's name as a marker.
+#: The requirements of the tests in a folder. Each has its folder's name as a marker.
 NEEDS = {
     "api": "no processes but this one, an interpreter beside it, and workers that stay from test to test",
     "networks": "as for api, and networkx and SciPy",
@@ -32,16 +32,17 @@ NEEDS = {
     "docs": "documentation, examples, benchmarks and tools of the repository",
 }
 
-#: How many files are named as the slowest of a run.
+#: The number of files reported as the slowest of a run.
 SLOWEST = 10
 
 Kind = TypeVar("Kind", local_servers.Kafka, local_servers.Redis, local_servers.RabbitMQ)
 
-# Tests start thousands of interpreters: one that keeps no bytecode compiles all of Tidemill that it imports, which is half of its start.
+# Tests start thousands of interpreters: without bytecode files, each compiles all imported modules of Tidemill, which
+# is half of its startup time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Who starts the tests may ignore signals (`nohup`, a job in the background), and the launcher hands that on to its workers, as
-# it should: the tests of signals begin with what a terminal gives.
+# The process that starts the tests may ignore signals (`nohup`, a background job), and the launcher passes this on to
+# its workers, as it should. Tests of signals therefore start with the defaults of a terminal.
 for number, usual in {
     signal.SIGHUP: signal.SIG_DFL,
     signal.SIGQUIT: signal.SIG_DFL,
@@ -54,7 +55,7 @@ for number, usual in {
 
 @pytest.fixture(scope="session", autouse=True)
 def _runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Running jobs are found by their names there; another run of the tests on this machine has jobs of the same names."""
+    """Separate this run's jobs from those of another run on this machine, which have the same names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         yield
@@ -90,7 +91,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the slowest files, repeat the seed, and record what failed for `tools/run-tests`."""
+    """Report the slowest files and the seed, and record failures for `tools/run-tests`."""
     stats = terminalreporter.stats
     reports = [report for group in stats.values() for report in group if isinstance(report, pytest.TestReport)]
     seconds: Counter[str] = Counter()
@@ -100,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"slowest {SLOWEST} files")
         for name, time in seconds.most_common(SLOWEST):
             terminalreporter.write_line(f"{time:6.1f} s  {name}")
-    # With --dist loadgroup names end with their group.
+    # With --dist loadgroup, names end with their group.
     failed = [report.nodeid for report in [*stats.get("failed", ()), *stats.get("error", ())]]
     failed = list(dict.fromkeys(re.sub(r"@[^@\]]+$", "", name) for name in failed))
     if failed:
@@ -109,16 +110,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         Path(record).write_text(json.dumps(failed))
 
 
-# Before pytest reads the markers, and pytest-xdist the groups.
+# Before pytest evaluates markers, and pytest-xdist groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests with what they need, choose the cases that run, and group those that share something expensive, for ``--dist loadgroup``.
+    """Mark tests with their requirements, choose the cases that run, and group those that share something expensive,
+    for ``--dist loadgroup``.
 
-    Every other test is dealt to a process by itself, so that none has a long file left when the others are done.
+    All other tests are distributed to processes individually, so that no process is left with a long file at the end.
     """
     for item in items:
         item.add_marker(item.path.relative_to(HERE).parts[0])
-    # Not by a marker: those of folders are for all of their tests.
+    # Not by a marker: those of folders select all of their tests.
     named = config.option.keyword or any("::" in arg for arg in config.args)
     if not (config.option.all or named):
         left_out = _left_out(items)
@@ -131,7 +133,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Slow tests, and cases of sampled ones that are not drawn: the same in all processes, as they have the seed in common."""
+    """Return slow tests, and cases of sampled tests that were not drawn: the same in all processes, which share the
+    seed.
+    """
     left_out = {item for item in items if item.get_closest_marker("slow")}
     matrices: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -150,7 +154,9 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _group(item: pytest.Item) -> str | None:
-    """The group of a test: one for each shared fixture, so that a run makes each once, and one for each file with fixtures of its own."""
+    """Return the group of a test: one for each shared fixture, so that a run makes it once, and one for each file with
+    its own fixtures.
+    """
     assert isinstance(item, pytest.Function)
     for shared in SHARED:
         if shared in item.fixturenames:
@@ -161,25 +167,25 @@ def _group(item: pytest.Item) -> str | None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder left by one tiny run of all benchmarks."""
+    """Run all benchmarks once in their tiny setting, and return the folder with the results."""
     return benched.tiny_run(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.Kafka]:
-    """A Kafka broker that all tests of a process share: each makes topics of its own."""
+    """A Kafka broker shared by all tests of a process: each creates its own topics."""
     yield from _running(local_servers.Kafka, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.Redis]:
-    """A Redis that all tests of a process share: each has keys of its own, and counts on nothing older."""
+    """A Redis shared by all tests of a process: each uses its own keys, and relies on nothing older."""
     yield from _running(local_servers.Redis, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_servers.RabbitMQ]:
-    """A RabbitMQ node that all tests of a process share: each makes queues of its own."""
+    """A RabbitMQ node shared by all tests of a process: each creates its own queues."""
     yield from _running(local_servers.RabbitMQ, tmp_path_factory)
 
 

@@ -1,4 +1,4 @@
-"""Jobs that a test leaves running are ended."""
+"""Ends jobs that a test leaves running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def jobs() -> Iterator[list[Popen[bytes]]]:
-    """A list for the jobs that a test starts; those that still run at its end are interrupted."""
+    """A list for the jobs that a test starts; those that still run at the test's end are interrupted."""
     running: list[Popen[bytes]] = []
     yield running
     for job in running:

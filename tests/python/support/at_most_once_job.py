@@ -1,8 +1,8 @@
-"""A job that takes each row at most once, and whose workers are killed.
+"""A job that delivers each row at most once, and whose workers are killed.
 
-Run as ``at_most_once_job.py FOLDER WHAT [SERVER]``: ``rows`` go to a function, ``windows`` are counts of rows, ``committed`` goes to
-a sink with `prepare` and `commit`; ``rabbitmq`` reads a queue, and ``kafka`` a topic into another. Results go to FOLDER/results, pids to
-FOLDER/pids.
+Run as ``at_most_once_job.py FOLDER WHAT [SERVER]``: ``rows`` go to a function, ``windows`` are counts of rows,
+``committed`` goes to a sink with `prepare` and `commit`; ``rabbitmq`` reads a queue, and ``kafka`` copies a topic to
+another. Results go to FOLDER/results, pids to FOLDER/pids.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def main() -> None:
             rows_per_s=stream_job.ROWS_PER_S,
         )
     if what in ("rabbitmq", "kafka"):
-        # Long enough to be killed in.
+        # Slow enough that a worker can be killed in the middle.
         stream = stream.map_batches(slowly, schema)
     rows = stream_job.windows(stream) if what == "windows" else stream.select("row")
     out = os.open(folder / "results" / f"{rank}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(table: tm.Table) -> None:
-        # One call: a worker that is killed leaves no half line.
+        # A single call, so that a killed worker leaves no partial line.
         os.write(out, "".join(f"{line}\n" for line in stream_job.lines(table)).encode())
 
     sink: Any = write

@@ -13,7 +13,7 @@ sys.path.insert(0, str(BENCH))
 
 
 def tiny_run(out: Path) -> Path:
-    """Run all benchmarks in their tiny setting, on Tidemill alone; returns `out`, where it leaves its results."""
+    """Run all benchmarks in their tiny setting, with Tidemill only; returns `out`, the folder for their results."""
     command = [sys.executable, str(BENCH / "run.py"), "--tiny", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -21,11 +21,11 @@ def tiny_run(out: Path) -> Path:
 
 
 def results(tiny: Path) -> dict[str, Any]:
-    """The raw results that a tiny run has left."""
+    """Return the raw results of a tiny run."""
     found: dict[str, Any] = json.loads(next(tiny.glob("tiny-*.json")).read_text())
     return found
 
 
 def lines(report: str) -> list[str]:
-    """The lines of a report, whose tables are padded, with single spaces."""
+    """Return the lines of a report, whose tables are padded, with single spaces."""
     return [" ".join(line.split()) for line in report.splitlines()]

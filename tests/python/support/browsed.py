@@ -1,6 +1,6 @@
 """A page of the viewer in a real browser, for tests: Chromium, without a graphics card.
 
-`make setup-browser` installs it. Pictures of all that is looked at lie in ``out/viewer``.
+`make setup-browser` installs it. Screenshots are stored in ``out/viewer``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TOKEN = "a-token-for-these-tests"
 ARGUMENTS = [
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
-    # Only WebGL draws through SwiftShader: it is slower at putting the page together than the software compositor.
+    # Only WebGL uses SwiftShader, which composes the page more slowly than the software compositor.
     "--disable-gpu-compositing",
-    # Chromium otherwise loads the pages of its own address bar for each context, which costs as much as the viewer's page.
-    # This replaces the list that Playwright passes; the rest is what of that list concerns a page from this machine.
+    # Otherwise, Chromium loads the pages of its address bar for each context, which costs as much as the viewer's page.
+    # This option replaces Playwright's list; the other features are those of that list that concern local pages.
     "--disable-features=PreloadTopChromeWebUI,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,WebUIOmniboxPopup,"
     "HttpsFirstBalancedModeAutoEnable,HttpsUpgrades,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,"
     "PreconnectToSearch",
-    # The sandbox needs rights that containers do not give; nothing foreign is opened here.
+    # The sandbox needs permissions that containers lack; only trusted pages are opened here.
     "--no-sandbox",
 ]
 
@@ -49,7 +49,7 @@ PHONE: dict[str, Any] = {"width": 390, "height": 844, "has_touch": True, "is_mob
 
 
 def SIZES(test: Callable[..., None]) -> Callable[..., None]:
-    """For tests of what must work on both: a run draws one for each of them."""
+    """Run a test with one of both sizes, which is drawn for each run."""
     both = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
     marked: Callable[..., None] = pytest.mark.sampled(1)(both(test))
     return marked
@@ -74,7 +74,7 @@ def browser() -> Iterator[Any]:
 
 
 def market(points: int, frames: int) -> Callable[[Path], Path]:
-    """A fixture `folder`: frames of a generated market."""
+    """Return a fixture `folder`: frames of a generated market."""
 
     @pytest.fixture
     def folder(tmp_path: Path) -> Path:
@@ -86,7 +86,7 @@ def market(points: int, frames: int) -> Callable[[Path], Path]:
 
 @contextmanager
 def viewed(*words: str | Path) -> Iterator[str]:
-    """Run `tidemill view` with `words`; the address that it prints. It must end well."""
+    """Run `tidemill view` with `words`, and yield the address that it prints. It must end successfully."""
     running = launched.start("view", *words)
     assert running.stdout is not None
     try:
@@ -99,15 +99,15 @@ def viewed(*words: str | Path) -> Iterator[str]:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Server]:
-    """Serves the frames of `folder`, from this process."""
+    """Serve the frames of `folder` from this process."""
     with Server(folder, token=TOKEN) as server:
         yield server
 
 
 class Page:
-    """A tab that shows the viewer. Whatever the page complains about fails the test.
+    """A tab that shows the viewer. Any error on the page fails the test.
 
-    Requests that match `hold` get no answer: they are in `held`, from the first one on.
+    Requests that match `hold` are not answered: they are collected in `held`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Page:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=more.pop("color_scheme", "light"), **more
         )
-        #: Whether it is a phone's.
+        #: Whether it emulates a phone.
         self.phone = bool(more.get("is_mobile"))
         self.tab = context.new_page()
         self.tab.set_default_timeout(launched.PATIENCE_S * 1000)
@@ -144,26 +144,28 @@ class Page:
         self.tab.wait_for_function(expression)
 
     def settled(self) -> None:
-        """Wait until what is to be shown is drawn."""
+        """Wait until the requested frame is drawn."""
         self.until(
             "() => { const t = window.tidemill; return t && t.frames > 0 && t.loaded[0] === Math.floor(t.playback.position)"
             " && t.drawn().of > 0 && t.drawn().drawn === t.drawn().of && !t.loop.scheduled }"
         )
 
     def spot(self, name: str) -> tuple[float, float]:
-        """Where the point with this id is on the screen, once what is to be shown is drawn: before, the page may be a frame behind."""
+        """Return the position of the point with this id on the screen, once the requested frame is drawn, since the
+        page may be a frame behind.
+        """
         self.settled()
         found = self.get(f"tidemill.rowsOf([{json.dumps(name)}]).then(([row]) => tidemill.seen.spotOf(row))")
         return found["x"], found["y"]
 
     def colours(self) -> int:
-        """Count the pixels of the points' canvas that are colourful, as neither the page nor the box is."""
+        """Count the colored pixels of the points' canvas; the page and the box are gray."""
         data = self.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
         return int((np.ptp(pixels, axis=2) > 30).sum())
 
     def over(self, x: float, y: float, radius: float) -> NDArray[np.uint8]:
-        """Colours and alpha of what is drawn over the points, in a square around a place: one row a pixel."""
+        """Return color and alpha of what is drawn over the points, in a square around a place: one row per pixel."""
         pixels = self.get(
             "(() => { const c = document.querySelector('#overlay'), r = c.width / c.clientWidth;"
             f"return [...c.getContext('2d').getImageData({x - radius} * r, {y - radius} * r, {2 * radius} * r, {2 * radius} * r).data]"
@@ -172,12 +174,12 @@ class Page:
         return np.array(pixels, np.uint8).reshape(-1, 4)
 
     def panel(self, name: str, shown: bool = True) -> None:
-        """Open or close the ``legend``, or what is said ``about`` a plot; a phone begins without either."""
+        """Open or close the ``legend``, or the text ``about`` a plot; on a phone, both are initially closed."""
         if self.tab.is_visible(f"#{name}") != shown:
             self.tab.click(f"#{name}-toggle")
 
     def lasso(self, *corners: tuple[float, float]) -> None:
-        """Draw around places with the mouse."""
+        """Draw a lasso around places with the mouse."""
         self.tab.keyboard.press("g")
         self.tab.mouse.move(*corners[0])
         self.tab.mouse.down()
@@ -197,7 +199,7 @@ class Page:
         self.tab.screenshot(path=PICTURES / f"{name}{'-phone' if self.phone else ''}.png")
 
     def accessible(self) -> list[str]:
-        """What axe-core finds wrong with the page as it is now, by the rules of WCAG 2.2 AA and good practice."""
+        """Return the violations that axe-core finds on the current page, by the rules of WCAG 2.2 AA and good practice."""
         self.get(AXE.read_text())
         rules = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
         wrong: list[str] = self.get(
@@ -207,8 +209,8 @@ class Page:
         return wrong
 
     def close(self, *expected: str) -> None:
-        """Close a page, which may have complained of `expected` alone."""
-        # What comes meanwhile counts, too.
+        """Close a page, which may have reported only `expected` errors."""
+        # Errors during this count, too.
         self.tab.context.close()
         errors = [error for error in self.errors if not any(words in error for words in expected)]
         assert not errors, errors

@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests of TLS, as files in PEM."""
+"""Authorities and certificates for tests of TLS, as PEM files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trustme
 
 @dataclass
 class Certificates:
-    """An authority, and what it has signed: a server's, as it should be and as it should not, and a client's."""
+    """An authority with certificates that it has signed: a valid and invalid ones for a server, and one for a client."""
 
     folder: Path
 
@@ -37,13 +37,13 @@ class Certificates:
         return self.folder / f"{name}.pem"
 
     def server(self, name: str = "server") -> ssl.SSLContext:
-        """What a server of Python says who it is with."""
+        """Return the context of a Python server with a certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.path(name), self.path(f"{name}-key"))
         return context
 
     def client(self, name: str | None = None) -> ssl.SSLContext:
-        """What a client of Python trusts, and who it is."""
+        """Return the context of a Python client, with its trusted authority and its certificate."""
         context = ssl.create_default_context(cafile=self.path("ca"))
         if name is not None:
             context.load_cert_chain(self.path(name), self.path(f"{name}-key"))

@@ -1,4 +1,4 @@
-"""Groups of processes with little memory."""
+"""Process groups with little memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 
 class Group:
-    """A cgroup of its own, of either version."""
+    """A separate cgroup, of either version."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        #: The file that has the limit.
+        #: The file with the limit.
         self.limit = "memory.max" if (folder / "memory.max").exists() else "memory.limit_in_bytes"
 
     def run(self, *args: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-        """Run ``tidemill`` in it, to its end."""
+        """Run ``tidemill`` in the group, to its end."""
         join = ["sh", "-c", f'echo $$ > "{self._folder}/cgroup.procs" && exec "$@"', "sh"]
         return subprocess.run(
             [*join, sys.executable, "-m", "tidemill", *map(str, args)],
@@ -36,7 +36,7 @@ class Group:
         )
 
     def kills(self) -> int:
-        """How many processes the kernel has killed in it for memory."""
+        """Return the number of processes that the kernel has killed in the group because of memory."""
         name = "memory.events" if self.limit == "memory.max" else "memory.oom_control"
         words = (line.split() for line in (self._folder / name).read_text().splitlines())
         return next(int(word[1]) for word in words if word[0] == "oom_kill")
@@ -54,7 +54,7 @@ def _parents() -> Iterator[Path]:
 
 @contextmanager
 def limited(bytes_: int) -> Iterator[Group]:
-    """A group whose processes may have so many bytes together; tests skip where none can be made."""
+    """Yield a group whose processes are limited to this many bytes together; skips tests where none can be created."""
     why = "there are no cgroups"
     for parent in _parents():
         folder = parent / f"tidemill-test-{os.getpid()}-{time.monotonic_ns()}"
@@ -67,7 +67,7 @@ def limited(bytes_: int) -> Iterator[Group]:
             try:
                 group = Group(folder)
                 (folder / group.limit).write_text(str(bytes_))
-                # Whoever can swap is not killed.
+                # Without swap, since otherwise nothing would be killed.
                 for name, value in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", str(bytes_))):
                     if (folder / name).exists():
                         (folder / name).write_text(value)

@@ -1,4 +1,6 @@
-"""A stream with two steps that number rows by different keys, whose results tell whether a row was lost, doubled or out of order."""
+"""A stream with two steps that number rows by different keys; the results show rows that were lost, duplicated or out
+of order.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any
 
 SPLITS = 4
 
-#: Writes to ``results`` and ``checkpoints`` beside it, until it is stopped.
+#: Writes to ``results`` and ``checkpoints`` next to it, until it is stopped.
 APP = f"""
 from pathlib import Path
 
 import tidemill as tm
 
-# Who starts it on another host need not start it here.
+# The folder does not depend on the current directory, so that the job can be started on other hosts.
 folder = Path(__file__).parent
 
 SCHEMA = {{"key": "int64", "number": "int64", "of_key": "int64"}}
@@ -47,13 +49,13 @@ twice.write_stream(tm.stream.to_files(folder / "results"), name="numbers", check
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """All rows that the job has written."""
+    """Return all rows that the job has written."""
     files = (folder / "results").glob("part-*")
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def check(folder: Path) -> int:
-    """Check that the job has written each row once, numbered as one copy would have; return how many there are."""
+    """Check that the job has written each row once, numbered as by a single copy; return the number of rows."""
     rows = results(folder)
     splits: dict[int, list[int]] = defaultdict(list)
     keys: dict[int, list[int]] = defaultdict(list)

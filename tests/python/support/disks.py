@@ -1,4 +1,4 @@
-"""File systems with little room."""
+"""Small file systems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 @contextmanager
 def small(folder: Path, size: str) -> Iterator[Path]:
-    """The folder ``small`` in `folder`, on a file system of its own of that size, such as ``8m``; tests skip where none can be mounted."""
+    """Yield the folder ``small`` in `folder`, on a separate file system of this size, such as ``8m``; skips tests where
+    none can be mounted.
+    """
     place = folder / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -27,7 +29,7 @@ def small(folder: Path, size: str) -> Iterator[Path]:
 
 
 def fill(ballast: Path) -> None:
-    """Take what room there is on a file's disk."""
+    """Fill the disk that contains a file."""
     with ballast.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 16, 1 << 12, 1):
             try:

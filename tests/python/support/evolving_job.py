@@ -1,9 +1,11 @@
-"""A job whose program changes between its lives: the same query, with fields added to what it keeps.
+"""A job whose program changes between its runs: the same query, with fields added to its state.
 
-Run as ``evolving_job.py FOLDER QUERY VERSION [stop]``: version 1 is the query as it began, 2 has fields more that may be null, and others
-change what must not change. Results go to FOLDER/results, pids to FOLDER/pids; with ``stop`` the job stops with a checkpoint.
+Run as ``evolving_job.py FOLDER QUERY VERSION [stop]``: version 1 is the original query, 2 has additional nullable
+fields, and others contain invalid changes. Results go to FOLDER/results, pids to FOLDER/pids; with ``stop``, the job
+stops with a checkpoint.
 
-``evolving_job.py FOLDER QUERY refused VERSION...`` tries versions that must not begin, one after the other, and prints what each is told.
+``evolving_job.py FOLDER QUERY refused VERSION...`` tries versions that must not start, one after the other, and prints
+the error of each.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ KEY, ROW, X = tm.col("key"), tm.col("row"), tm.col("x")
 
 
 def table() -> pa.Table:
-    """A thousand rows a second of event time; `x` may be null, and `y` may not."""
+    """Return a thousand rows per second of event time; `x` is nullable, and `y` is not."""
     fields = [("ts", pa.timestamp("us")), ("key", pa.int64()), ("row", pa.int64()), ("x", pa.int64())]
     schema = pa.schema([*fields, pa.field("y", pa.int64(), nullable=False)])
     rows = list(range(ROWS))
@@ -35,7 +37,7 @@ def table() -> pa.Table:
 
 
 def aggregates(version: str) -> dict[str, tm.Expr]:
-    """Of version 2 `low` and `middle` are of the rows since."""
+    """Return aggregates; in version 2, `low` and `middle` cover the rows since the change."""
     old = {"n": tm.count(), "sum": ROW.sum()}
     return {
         "1": old,
@@ -48,7 +50,7 @@ def aggregates(version: str) -> dict[str, tm.Expr]:
 
 
 def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """One window that is under way all the time."""
+    """Aggregate in one window that stays open all the time."""
     keys: list[Any] = ["key", (X % 2).alias("odd")] if version == "other key" else ["key"]
     made = aggregates("1" if version in ("other key", "by rows") else version)
     window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=5 if version == "by rows" else None)
@@ -56,24 +58,24 @@ def windows(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 
 def by_rows(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """As `windows`, which give results with every fourth row of a key, too, and with every tenth later on."""
+    """Like `windows`, but also with a result after every fourth row of a key, and in later versions after every tenth."""
     window = tm.stream.window(tm.stream.tumbling("1h"), on="ts", emit_early_rows=4 if version == "1" else 10)
     made = rows.group_by("key", window).agg(**aggregates(version))
     return made.filter(tm.col("window_final")).drop("window_final")
 
 
 def sessions(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """As `windows`: no key is silent for so long."""
+    """Like `windows`: no key is silent long enough to end its session."""
     return rows.group_by("key", tm.stream.window(tm.stream.session("1m"), on="ts")).agg(**aggregates(version))
 
 
 def counting(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """As `windows`: one for all rows of a key."""
+    """Like `windows`: one window for all rows of a key."""
     return rows.group_by("key", tm.stream.window(tm.stream.count_window(ROWS // KEYS))).agg(**aggregates(version))
 
 
 def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """Each row, with one a second later, and what is kept of it until then."""
+    """Join each row with one a second later, and keep it until then."""
     more = {"1": [], "2": [X], "not null": ["y"]}[version]
     then = rows.select(partner=ROW, again="ts")
     first = rows.select("row", "ts", *more, partner=ROW + 1000)
@@ -82,13 +84,13 @@ def pairs(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 
 def groups(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """Each row with its place among those of its time; all wait until that has passed."""
+    """Return each row with its rank among those of its time; all wait until that time has passed."""
     placed = rows.with_columns(place=tm.functions.row_number().over("ts", order_by="row"))
     return placed.select("row", "place", *([X] if version == "2" else []))
 
 
 def function(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """What `windows` gives, by a function with a state that has fields."""
+    """Compute the same as `windows` by a function with a state that has fields."""
     state = {
         "1": {"n": "int64", "sum": "int64"},
         "2": {"low": "int64", "n": "int64", "sum": "int64"},
@@ -119,7 +121,7 @@ def function(rows: tm.DataSet, version: str) -> tm.DataSet:
 
 
 def items(rows: tm.DataSet, version: str) -> tm.DataSet:
-    """The same, by a list, a map and an aggregate that have fields."""
+    """Compute the same by a list, a map and an aggregate that have fields."""
     item, low = {"row": "int64"}, {"n": "int64"}
     lists, maps = {
         **dict.fromkeys(["1", "other aggregate"], ({"seen": item}, {"of": ("int64", low)})),
@@ -132,7 +134,7 @@ def items(rows: tm.DataSet, version: str) -> tm.DataSet:
         "gone": ({"seen": item}, {}),
         "no fields": ({"seen": "int64"}, {"of": ("int64", low)}),
     }[version]
-    # A new one among many that were there.
+    # A new field among several existing ones.
     aggregates: dict[str, Any] = {"sum": "int64", **({"last": {"row": "int64"}} if version == "2" else {})}
     if version == "other aggregate":
         aggregates = {"sum": "float64"}

@@ -1,6 +1,7 @@
 """A job whose source is a function of the program, and whose workers are killed.
 
-Run as ``function_job.py FOLDER``: each split has numbers, which go into files of FOLDER/results, each once; pids go to FOLDER/pids.
+Run as ``function_job.py FOLDER``: each split contains numbers, which are written to files of FOLDER/results, each once;
+pids go to FOLDER/pids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SPLITS, ROWS = ["north", "south", "west"], 2000
 
 
 def read(split: str, position: int | None) -> Iterator[tuple[list[dict[str, Any]], int] | None]:
-    """Numbers from 0 on, ten at a time, with pauses; a position is the next."""
+    """Yield numbers from 0, ten at a time, with pauses; a position is the next number."""
     for first in range(position or 0, ROWS, 10):
         time.sleep(0.005)
         if first % 100 == 0:

@@ -1,10 +1,10 @@
-"""What tests of task graphs share."""
+"""Helpers for tests of task graphs."""
 
 from __future__ import annotations
 
 import textwrap
 
-#: What programs of several workers begin with: rows of three source copies, and sinks that return what they get.
+#: The beginning of programs for several workers: rows of three source copies, and sinks that return what they get.
 COMMON = """
 import collections, itertools, math, os, sys, threading, time
 import numpy as np

@@ -26,7 +26,7 @@ def main() -> None:
     folder, (servers, source, target, what) = Path(sys.argv[1]), sys.argv[2:]
 
     def paced(rows: tm.Table) -> tm.Table:
-        """Of some seconds in all, and never much at once: the job has to get on between two kills."""
+        """Delay rows for some seconds in all, in small steps: the job must make progress between two kills."""
         if max(row["row"] for row in rows.to_pylist()) >= 0.9 * stream_job.ROWS:
             while not (folder / "go").exists():
                 time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The engine for functions on the rows of each key by itself, without a stream around it."""
+"""The engine of keyed functions by itself, without a stream around it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def engine(
     clock: Callable[[], int] | None = None,
     declared: Declared | None = None,
 ) -> NativeKeyedEngine:
-    """An engine of keys `k`, of the type that `schema` gives it."""
+    """Return an engine for keys `k`, whose type is in `schema`."""
     options = {} if clock is None else {"clock": clock}
     logic = KeyedLogic(function, function.__name__, ("k",), schema, declared, **options)
     return NativeKeyedEngine(logic, [("k", schema["k"])], ttl, saves, None if folder is None else str(folder), clock)
 
 
 def tables(keys: dict[str, list[Any]], rows: dict[str, list[Any]] | None = None) -> tuple[NativeTable, NativeTable]:
-    """Tables of keys and their rows."""
+    """Return tables of keys and of their rows."""
     return tm.from_dict(keys).collect()._native, tm.from_dict(rows or keys).collect()._native
 
 
 def call(one: NativeKeyedEngine, key: Any, rows: dict[str, list[Any]] | None = None, bucket: int = 1) -> list[Any]:
-    """Rows of one key come; returns what the function gives."""
+    """Add rows of one key; returns the function's result."""
     keys, table = tables({"k": [key]}, rows)
     return listed(one.rows(keys, [bucket], [table.num_rows], table))
 
 
 def listed(made: list[NativeTable]) -> list[dict[str, Any]]:
-    """The rows of tables."""
+    """Return the rows of tables."""
     return [row for native in made for row in tm.Table(native).to_pylist()]
 
 
 def states(one: NativeKeyedEngine) -> dict[Any, KeyState | None]:
-    """States in memory, by key."""
+    """Return the states in memory, by key."""
     return {tm.Table(key)["k"][0]: state for key, _, state, *_ in one.entries()}

@@ -1,4 +1,4 @@
-"""Starting the launcher from a test, and looking at the processes it starts."""
+"""Starts the launcher from tests, and inspects the processes that it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-#: Longer than anything takes on the slowest machine; only a hang gets there.
+#: Longer than anything takes on the slowest machine; only a hang reaches it.
 PATIENCE_S = 120.0
 
 
@@ -43,13 +43,13 @@ def run(
 
 
 def statuses(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What ``tidemill top`` says of each worker of the streams that run with `env`."""
+    """Return the status of each worker of the streams that run with `env`, from ``tidemill top``."""
     workers: list[dict[str, Any]] = json.loads(run("top", "--json", env=env).stdout)
     return workers
 
 
 class Output:
-    """What a process writes to a pipe, read as it comes, so that a test can wait for words in it."""
+    """The output of a process to a pipe, read as it arrives, so that a test can wait for words in it."""
 
     def __init__(self, pipe: IO[bytes] | None) -> None:
         assert pipe is not None
@@ -65,18 +65,18 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All whole lines so far."""
+        """Return all complete lines so far."""
         return b"".join(self._lines).decode()
 
     def whole(self) -> str:
-        """All of it, once everything that has the pipe has ended."""
+        """Return all of it, once all processes with the pipe have ended."""
         self._reader.join(PATIENCE_S)
         assert not self._reader.is_alive(), f"something still holds the pipe, which has brought: {self.text}"
         return self.text
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for `condition`; fail naming `what` when it does not come."""
+    """Wait for `condition`; if it does not become true, fail with `what` in the message."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"still waiting for: {what}"
@@ -84,7 +84,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def epochs(checkpoint: Path) -> set[Path]:
-    """The checkpoints in a folder of these; a name with ``#`` is of one that is still being written."""
+    """Return the checkpoints in a folder; names with ``#`` are excluded because they are still being written."""
     return {file for file in (checkpoint / "epochs").glob("[0-9]*") if file.name.isdigit()}
 
 
@@ -97,12 +97,12 @@ def state(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     return state(pid) not in ("", "Z", "X")
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that are not over."""
+    """Return the processes that a process has started and that have not ended."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -1,4 +1,4 @@
-"""Files that are almost what they should be."""
+"""Slightly damaged files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import random
 
 
 def mutated(dice: random.Random, data: bytes) -> bytes:
-    """`data` with bits, bytes or lengths changed, something taken out or put in, or its end cut off: once, or up to twenty times."""
+    """Return `data` with one to twenty changes: bits, bytes or lengths changed, parts removed or inserted, or the end
+    cut off.
+    """
     left = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 5, 20])):
         at = dice.randrange(len(left))

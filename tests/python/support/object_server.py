@@ -1,6 +1,6 @@
-"""A real S3 server on loopback, over a folder: `s3s-fs`, which checks signatures and knows multipart uploads.
+"""A real S3 server on loopback, over a folder: `s3s-fs`, which checks signatures and supports multipart uploads.
 
-``make setup-s3`` builds it into ``.venv/bin``; tests skip, and say so, where it is not there.
+``make setup-s3`` builds it into ``.venv/bin``; tests are skipped, with a message, if it does not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, also again after `stop`."""
+        """Start the server, also again after `stop`."""
         keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a program needs to know of it."""
+        """Return the environment that a program needs to use the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -63,13 +63,13 @@ class Server:
         }
 
     def bucket(self, name: str) -> Path:
-        """Make a bucket; its objects are the files in the folder returned."""
+        """Create a bucket; its objects are the files in the folder returned."""
         folder = self.root / name
         folder.mkdir()
         return folder
 
     def uploads(self) -> int:
-        """Count the uploads that are under way."""
+        """Count the uploads in progress."""
         return len(list(self.root.glob(".upload-*.json")))
 
     def stop(self) -> None:
@@ -79,7 +79,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server with a bucket `jobs`, of one test."""
+    """Yield a server with a bucket `jobs`, for one test."""
     (tmp_path / "s3").mkdir()
     server = Server(tmp_path / "s3")
     server.bucket("jobs")

@@ -1,6 +1,7 @@
-"""A job over objects of a store, whose workers are killed: every line is copied once.
+"""A job that copies every line of a store's objects once, and whose workers are killed.
 
-Run as ``objects_job.py FOLDER URL``: objects below URL/in go to URL/out, checkpoints to FOLDER/checkpoints, pids to FOLDER/pids.
+Run as ``objects_job.py FOLDER URL``: objects below URL/in are copied to URL/out, checkpoints go to FOLDER/checkpoints,
+pids to FOLDER/pids.
 """
 
 from __future__ import annotations

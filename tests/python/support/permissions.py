@@ -1,4 +1,4 @@
-"""Programs to whom permissions of files mean something, also where tests run as root."""
+"""Runs programs that must heed permissions of files, even if tests run as root."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def heeding() -> list[str]:
-    """Return what their command lines begin with; tests skip where there is no way."""
+    """Return the prefix of their commands; skips tests if there is no way."""
     if os.geteuid() != 0:
         return []
     program = shutil.which("setpriv")

@@ -1,4 +1,4 @@
-"""Random graphs of networkx of all kinds, for tests that compare with it."""
+"""Random networkx graphs of all kinds, for tests that compare with networkx."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-#: What is special about each graph.
+#: The special property of each graph.
 KINDS = ("empty", "one node", "no links", "one link", "sparse", "dense", "parts", "loops", "parallel", "grid", "hub")
 
 
 def graph(kind: str, directed: bool, seed: int, weighted: bool = False) -> Any:
-    """Return a graph whose nodes are in no order. Weights are quarters, so that sums of them are exact."""
+    """Return a graph whose nodes are in random order. Weights are multiples of a quarter, so that their sums are exact."""
     rng = np.random.default_rng([seed, KINDS.index(kind), directed])
     n = {"empty": 0, "one node": 1, "no links": 5, "one link": 2, "dense": 12}.get(kind, 30)
     names = rng.permutation(n).tolist()

@@ -1,4 +1,6 @@
-"""Jobs of `stream_job.py` in a folder of a test: their lives, and what must have come out of all of them together."""
+"""Jobs of `stream_job.py` in a folder of a test: several runs of a job, and the expected result of all of them
+together.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, query: str = "windows") -> None:
-    """Compare what has appeared with what the query gives of a table."""
+    """Compare the output with the result of the query over a table."""
     seen = Counter(line for file in (folder / "results").glob("[!.]*") for line in file.read_text().splitlines())
     expected = stream_job.expected(query)
     assert len(expected) > 50
@@ -41,7 +43,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def live_and_die(folder: Path, workers: int, *words: str, until: Callable[[Path], bool] = lambda epoch: True) -> None:
-    """Start the job; kill all of it, launcher included, as soon as it has made a checkpoint that is as it should be."""
+    """Start the job; kill all of it, including the launcher, once it has made a checkpoint that satisfies `until`."""
     before = launched.epochs(folder / "checkpoints")
     job = launched.start("run", "-n", str(workers), JOB, folder, *words)
 

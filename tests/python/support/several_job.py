@@ -1,7 +1,8 @@
-"""A job with several sinks whose workers are killed: windows of a stream and some of its rows, each in files of its own.
+"""A job with several sinks, whose workers are killed: windows of a stream and some of its rows, each in separate files.
 
-Run as ``several_job.py FOLDER [stopping] [more]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/windows and FOLDER/rows, pids to
-FOLDER/pids. With ``stopping`` the job stops when it has made some; with ``more`` it has one query more, to FOLDER/more.
+Run as ``several_job.py FOLDER [stopping] [more]``: checkpoints go to FOLDER/checkpoints, results to FOLDER/windows and
+FOLDER/rows, pids to FOLDER/pids. With ``stopping``, the job stops when it has made some checkpoints; with ``more``, it
+has an additional query, to FOLDER/more.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from stream_job import Files
 
 
 def queries(rows: tm.DataSet) -> dict[str, tm.DataSet]:
-    """What is made of the rows, by folder; all of it of those that a filter lets through."""
+    """Return the queries over the rows that pass a filter, by folder."""
     most = rows.filter(tm.col("row") % 3 > 0)
     made = {"windows": stream_job.windows(most), "rows": most.filter(tm.col("key") < 5).select("key", "row")}
     return {**made, "more": made["windows"].filter(tm.col("n") > 1)}
 
 
 def expected() -> dict[str, Counter[str]]:
-    """What each gives of the table."""
+    """Return the results of each over the table."""
     made = queries(tm.from_arrow(stream_job.table()))
     return {name: Counter(stream_job.lines(query.collect())) for name, query in made.items()}
 

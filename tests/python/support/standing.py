@@ -1,6 +1,7 @@
-"""Workers that stay from test to test: most of a test that computes something small would be the start of its job.
+"""Workers that stay from test to test, since starting a job takes most of the time of a small test.
 
-What kills workers, changes their settings, or looks at how they start and end, is for new ones: `tidemill.run`, `workers.Job`.
+Tests that kill workers, change their settings, or check how they start and end need new ones: `tidemill.run`,
+`workers.Job`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ import tidemill
 
 R = TypeVar("R")
 
-#: How many jobs to keep: each process of pytest-xdist has its own, and workers take memory.
+#: Maximum number of jobs to keep: each process of pytest-xdist has its own, and workers take memory.
 JOBS_MAX = 4
 
 # Workers get these functions by value, and need not import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-#: By size, the one that was used last behind.
+#: By size; the most recently used one is last.
 _standing: dict[int, tidemill.Workers] = {}
 
 
 def run(fn: Callable[..., R], *args: Any, workers: int) -> list[R]:
-    """Run a function on all of `workers` workers that stay; return what each returned, by rank."""
+    """Run a function on all of `workers` standing workers; return the results by rank."""
     job = _standing.pop(workers, None) or tidemill.Workers(workers)
     _standing[workers] = job
     while len(_standing) > JOBS_MAX:
@@ -46,9 +47,11 @@ def run(fn: Callable[..., R], *args: Any, workers: int) -> list[R]:
 
 
 def run_program(source: str, *args: str | Path, workers: int) -> list[str]:
-    """Run a script on workers that stay, as if each had been started with it; return what each printed to standard output."""
+    """Run a script on standing workers, as if each had been started with it; return what each printed to standard
+    output.
+    """
     with TemporaryDirectory(prefix="tidemill-tests-") as folder:
-        # In a folder of its own: programs put files beside them, and tracebacks show their lines.
+        # In a separate folder, since programs create files next to themselves, and tracebacks show their lines.
         script = Path(folder, "app.py")
         script.write_text(source)
         return run(_run_script, str(script), *map(str, args), workers=workers)
@@ -61,16 +64,16 @@ def close() -> None:
 
 
 def _end(job: tidemill.Workers) -> None:
-    """End workers, which must end well: what a test has left may crash the interpreter at its end."""
+    """End workers, which must end successfully: leftovers of a test may crash the interpreter at its end."""
     processes = [] if job._processes is None else [worker.process for worker in job._processes.all]
     job.close()
-    # One that takes longer than `close` waits is killed, on a busy machine also for no fault.
+    # A worker that takes longer than `close` waits is killed, which may happen on a busy machine without any error.
     codes = [process.returncode for process in processes]
     assert all(code in (0, -signal.SIGKILL) for code in codes), f"workers of tests ended with {codes}"
 
 
 def _apart(fn: Callable[..., R], args: tuple[Any, ...]) -> R:
-    """On a worker: leave the environment and the folder as they were."""
+    """On a worker: call a function, and restore the environment and the current folder."""
     environment, folder = dict(os.environ), Path.cwd()
     try:
         return fn(*args)
@@ -81,7 +84,7 @@ def _apart(fn: Callable[..., R], args: tuple[Any, ...]) -> R:
 
 
 def _run_script(*words: str) -> str:
-    """On a worker."""
+    """On a worker: run a script."""
     before = sys.argv
     sys.argv = list(words)
     printed = io.StringIO()

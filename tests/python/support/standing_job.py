@@ -1,4 +1,4 @@
-"""A running stream of which there is nothing but its status file."""
+"""A running stream that consists only of its status file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill._streaming import status as _status
 
 
 def status_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the status file of a job called "numbers", for which this process stands, below `folder`; return it."""
+    """Write the status file of a job called "numbers", represented by this process, below `folder`; return it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     _status.folder().mkdir(parents=True)
     file = _status.folder() / "1-0.json"

@@ -1,7 +1,9 @@
-"""A job that keeps several times as much as its workers may hold in memory; its rows, and what must come of them, are computed.
+"""A job with several times as much state as its workers may hold in memory; its rows, and the expected results, are
+computed.
 
-Run as ``state_job.py FOLDER QUERY [checkpoints [moving]]``: results go to FOLDER/results, what was written to disk for the lack of memory to FOLDER/spilled,
-pids to FOLDER/pids; with ``checkpoints``, these to FOLDER/checkpoints; with ``moving``, keys move between workers all the time.
+Run as ``state_job.py FOLDER QUERY [checkpoints [moving]]``: results go to FOLDER/results, spilled data to
+FOLDER/spilled, pids to FOLDER/pids; with ``checkpoints``, these go to FOLDER/checkpoints; with ``moving``, keys
+constantly move between workers.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import pyarrow as pa
 import stream_job
 import tidemill as tm
 
-#: Of each worker. Interpreter and libraries are not counted, yet what threads and queues take is more than that: so there is never
-#: enough, and whatever is large enough for a file goes into one.
+#: The memory of each worker. The interpreter and libraries are not counted, but threads and queues alone need more than
+#: this, so memory is always short, and everything large enough for a file goes into one.
 MEMORY = "8MiB"
-#: Rows, and the keys that they are of in turn.
+#: The numbers of rows and of their keys, which take turns.
 SIZES = {
     "windows": (400_000, 200_000),
     "small_windows": (1_200_000, 200),
@@ -33,28 +35,28 @@ SIZES = {
     "remembered": (600_000, 400_000),
     "states": (60_000, 20_000),
 }
-#: How many rows later a partner comes.
+#: The number of rows after which a partner comes.
 LATER = 150_000
 
 NUMBER, KEY = tm.col("number"), tm.col("key")
 
 
 def rows(query: str) -> tm.DataSet:
-    """Rows with the number of their key, from four sources that are not in step."""
+    """Return rows with the number of their key, from four sources that are not in step."""
     count, keys = SIZES[query]
-    # Slow enough for a worker to be killed in the middle.
+    # Slow enough that a worker can be killed in the middle.
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
     made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="60s")
     return made.select("number", "time", key=NUMBER % keys)
 
 
 def name(number: tm.Expr) -> tm.Expr:
-    """A long text."""
+    """Return a long string."""
     return tm.functions.scalar("lpad", number.cast("str"), 160, "x")
 
 
 def windows(query: str) -> tm.DataSet:
-    """Each key in a window that has all of its rows."""
+    """Aggregate each key in a window with all of its rows."""
     made = rows(query).select("number", "time", name=name(KEY))
     counts = made.group_by("name", tm.stream.window(tm.stream.tumbling("30d"), on="time")).agg(
         n=tm.count(), sum=NUMBER.sum()
@@ -63,7 +65,9 @@ def windows(query: str) -> tm.DataSet:
 
 
 def small_windows(query: str) -> tm.DataSet:
-    """Thousands of windows with few keys, none of which is over before the end: each has two rows of each key."""
+    """Aggregate in thousands of windows with few keys, none of which ends before the stream does: each has two rows of
+    each key.
+    """
     count, keys = SIZES[query]
     rows_per_s = count / 8 if "checkpoints" in sys.argv else 0
     made = tm.stream.from_generator(rows_per_s, rows=count, splits=4, step="1ms", max_out_of_orderness="30d")
@@ -73,7 +77,7 @@ def small_windows(query: str) -> tm.DataSet:
 
 
 def by_rows(query: str) -> tm.DataSet:
-    """As `windows`, whose third row of each key gives a result, too."""
+    """Like `windows`, but the third row of each key gives a result, too."""
     made = rows(query).select("number", "time", name=name(KEY))
     window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=3)
     counts = made.group_by("name", window).agg(n=tm.count(), sum=NUMBER.sum())
@@ -82,14 +86,18 @@ def by_rows(query: str) -> tm.DataSet:
 
 
 def by_rows_of_numbers(query: str) -> tm.DataSet:
-    """So many short keys that what is known of their chains is more than memory; the second row of three gives a result, too."""
+    """Aggregate so many short keys that the metadata of their chains exceeds memory; the second row of three gives a
+    result, too.
+    """
     window = tm.stream.window(tm.stream.tumbling("30d"), on="time", emit_early_rows=2)
     counts = rows(query).group_by("key", window).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("key", "n", sum=tm.when(tm.col("window_final")).then(tm.col("sum")).otherwise(-1))
 
 
 def sessions(query: str) -> tm.DataSet:
-    """Of each key one that is over while others still begin, and one at the end: its third row of four is not there."""
+    """Two sessions per key, one that ends while others still begin, and one at the end, because the third row of four
+    is missing.
+    """
     keys = SIZES[query][1]
     made = rows(query).filter(NUMBER // keys != 2).select("number", "time", name=name(KEY))
     gap = timedelta(milliseconds=keys + 10_000)
@@ -100,14 +108,14 @@ def sessions(query: str) -> tm.DataSet:
 
 
 def counts(query: str) -> tm.DataSet:
-    """Of each key a window of two panes, which its last row completes."""
+    """Return a window of two panes per key, which its last row completes."""
     made = rows(query).select("number", name=name(KEY))
     counts = made.group_by("name", tm.stream.window(tm.stream.count_window(4, 2))).agg(n=tm.count(), sum=NUMBER.sum())
     return counts.select("n", "sum", key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"))
 
 
 def pairs(query: str) -> tm.DataSet:
-    """Each row with one that comes long after it."""
+    """Join each row with one that comes long after it."""
     first = rows(query).select("time", key=KEY, name=name(KEY))
     then = rows(query).select(then="time", key=KEY - LATER, n=NUMBER)
     late = timedelta(milliseconds=LATER)
@@ -117,19 +125,19 @@ def pairs(query: str) -> tm.DataSet:
 
 
 def different(query: str) -> tm.DataSet:
-    """Each name once."""
+    """Return the distinct names."""
     once = rows(query).select(name=name(KEY)).distinct()
     return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def remembered(query: str) -> tm.DataSet:
-    """Each name once, as all rows are of less than a month."""
+    """Return the distinct names with a ttl, which has no effect because all rows are within a month."""
     once = rows(query).select("time", name=name(KEY)).distinct("name", ttl="30d")
     return once.select(key=tm.functions.scalar("ltrim", tm.col("name"), "x").cast("int64"), n=tm.lit(1), sum=tm.lit(0))
 
 
 def states(query: str) -> tm.DataSet:
-    """How often each key has come, from a function that keeps much, and says it at the end."""
+    """Count the rows of each key by a function with a large state, which returns the count at the end."""
     far = timedelta(days=365)
 
     def count(key: dict[str, Any], rows: list[dict[str, Any]], context: tm.stream.KeyContext) -> Any:
@@ -160,7 +168,7 @@ QUERIES: dict[str, Callable[[str], tm.DataSet]] = {
 
 
 def expected(query: str) -> pa.Table:
-    """What a query gives, in the order of its keys."""
+    """Return the expected result of a query, in the order of its keys."""
     count, keys = SIZES[query]
     if query == "pairs":
         partners = [key + LATER if key + LATER < count else None for key in range(keys)]
@@ -176,7 +184,7 @@ def expected(query: str) -> pa.Table:
         return pa.table({"key": keys_, "n": [1, 2] * keys, "sum": sums})
     each = [range(key, count, keys) for key in range(keys)]
     if query.startswith("by_rows"):
-        # In the order of their keys and results: with the row before the last, and at the end.
+        # In the order of keys and results: after the row before the last, and at the end.
         keys_ = [key for key in range(keys) for _ in range(2)]
         sums = [sum_ for one in each for sum_ in (-1, sum(one))]
         rows_ = count // keys
@@ -185,7 +193,7 @@ def expected(query: str) -> pa.Table:
 
 
 class Files:
-    """A file of Arrow for each commit."""
+    """Write an Arrow file for each commit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

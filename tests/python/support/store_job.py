@@ -1,9 +1,9 @@
-"""A job without an end, for what becomes of a stream when the store of its checkpoints does not do as it should.
+"""An endless job, for tests of a stream when the store of its checkpoints misbehaves.
 
-Run as ``store_job.py FOLDER PLACE [ROWS_PER_S [PAD]]``: checkpoints go to PLACE, results to FOLDER/results, pids to FOLDER/pids; each row has
-its number, and how many rows of its key there were before it, which is kept, with PAD more bytes, as the key's state. FOLDER/seen grows
-by a byte with each batch that comes to the sink of worker 0, whether its checkpoint is durable or not. When there is FOLDER/stop the
-job makes a last checkpoint and ends.
+Run as ``store_job.py FOLDER PLACE [ROWS_PER_S [PAD]]``: checkpoints go to PLACE, results to FOLDER/results, pids to
+FOLDER/pids. Each row has its number, and the number of earlier rows of its key, which is the key's state, along with
+PAD more bytes. FOLDER/seen grows by a byte for each batch that reaches worker 0's sink, whether or not its checkpoint
+is durable. When FOLDER/stop exists, the job makes a last checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = 50
 
 
 class Seen(Files):
-    """As `Files`, and tells of what has come before it is committed."""
+    """Like `Files`, but also records batches before they are committed."""
 
     def __init__(self, folder: Path, seen: Path) -> None:
         super().__init__(folder)
@@ -34,7 +34,7 @@ class Seen(Files):
 
 
 def check(rows: list[dict[str, Any]]) -> None:
-    """Every row up to one number, each once and counted once."""
+    """Check that every row up to a number exists, and was counted, exactly once."""
     assert sorted(row["number"] for row in rows) == list(range(len(rows)))
     keys = Counter(row["key"] for row in rows)
     assert sorted((row["key"], row["before"]) for row in rows) == [
@@ -49,7 +49,7 @@ def main() -> None:
 
     def numbered(key: dict[str, Any], rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
         before, _ = context.state or (0, b"")
-        # Nothing that a checkpoint could compress.
+        # Random, so that a checkpoint cannot compress it.
         context.state = (before + len(rows), os.urandom(pad))
         return [{**key, "number": row["number"], "before": before + at} for at, row in enumerate(rows)]
 

@@ -9,7 +9,7 @@ SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
 
 
 def lines(folder: Path, count: int, files: int = 3) -> None:
-    """Rows of a second each fifty, dealt to files."""
+    """Write rows at intervals of a second, fifty at a time, distributed to files."""
     folder.mkdir()
     for number in range(files):
         rows = [

@@ -1,9 +1,10 @@
-"""A job whose workers are killed: a query over streams at a rate, and a sink of files that must hold every row exactly once.
+"""A job whose workers are killed: a query over streams at a rate, and a sink of files that must contain every row
+exactly once.
 
-Run as ``stream_job.py FOLDER [QUERY [moving] [hurried] [URL]]``: checkpoints go to FOLDER/checkpoints or the URL, results to
-FOLDER/results, pids to FOLDER/pids. The query ``late`` is of rows that are often late: those go to FOLDER/late. With
-``moving``, keys move between workers all the time, and what has come of it goes to FOLDER/moves. With ``hurried``, the sink is
-slow, and barriers overtake what waits for it.
+Run as ``stream_job.py FOLDER [QUERY [moving] [hurried] [URL]]``: checkpoints go to FOLDER/checkpoints or the URL,
+results to FOLDER/results, pids to FOLDER/pids. The query ``late`` has rows that are often late, which go to
+FOLDER/late. With ``moving``, keys constantly move between workers, and the outcomes go to FOLDER/moves. With
+``hurried``, the sink is slow, and barriers overtake the rows that wait for it.
 """
 
 from __future__ import annotations
@@ -33,27 +34,29 @@ ROWS_PER_S = 12_000
 
 
 def whole(values: Sequence[int], kind: pa.DataType = INT64) -> pa.Array:
-    """Whole numbers, or times. `pa.array` would import pandas, which takes longer than all else that a worker begins with."""
+    """Return integers, or times. `pa.array` would import pandas, which takes longer than the rest of a worker's start."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, np.int64))])
 
 
 def table(rows: int = ROWS, late: bool = False) -> pa.Table:
-    """A thousand rows a second of event time, the same on every worker and in every life of the job; with `late` some lie far back."""
+    """Return a thousand rows per second of event time, the same on every worker and in every run; with `late`, some are
+    far back.
+    """
     times = [at * 1000 + at * 7919 % 5000 - (300_000 if late and at % 7 == 0 else 0) for at in range(rows)]
     keys = [at * at % 9973 % KEYS for at in range(rows)]
     return pa.table({"ts": whole(times, pa.timestamp("us")), "key": whole(keys), "row": whole(range(rows))})
 
 
 def windows(rows: tm.DataSet) -> tm.DataSet:
-    """Rows of each key in each second."""
+    """Count the rows of each key in each second."""
     return rows.group_by("key", tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
 
 
 def sliding(rows: tm.DataSet) -> tm.DataSet:
-    """Rows of each key in each second that begins at a quarter."""
+    """Count the rows of each key in each second that begins at a quarter."""
     if rows._native.is_stream():
         return rows.group_by("key", tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts")).agg(n=tm.count())
-    # A row of a table is put into its four windows by hand.
+    # For a table, each row is assigned to its four windows explicitly.
     quarter = timedelta(seconds=0.25)
     quarters = rows.group_by("key", tm.stream.window(tm.stream.tumbling(quarter), on="ts")).agg(n=tm.count())
     windows = [
@@ -67,13 +70,15 @@ def sliding(rows: tm.DataSet) -> tm.DataSet:
 
 
 def early(rows: tm.DataSet) -> tm.DataSet:
-    """As `windows`, which also give what they have so far."""
+    """Like `windows`, but also with early results."""
     window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="20ms")
     return rows.group_by("key", window).agg(n=tm.count()).filter(tm.col("window_final")).drop("window_final")
 
 
 def by_rows(rows: tm.DataSet) -> tm.DataSet:
-    """As `sliding`, and what each window has after every seventh row of a key: which rows these are depends on who was faster, how many does not."""
+    """Like `sliding`, but also with a result after every seventh row of a key: which rows these are depends on timing,
+    their number does not.
+    """
     if rows._native.is_stream():
         window = tm.stream.window(tm.stream.sliding("1s", "250ms"), on="ts", emit_early_rows=7)
         return rows.group_by("key", window).agg(n=tm.count(), rows=tm.col("row").n_unique())
@@ -86,7 +91,7 @@ def by_rows(rows: tm.DataSet) -> tm.DataSet:
 
 
 def by_steps(rows: tm.DataSet) -> tm.DataSet:
-    """As `windows`, and what each has of a key at each quarter in which the key has had rows."""
+    """Like `windows`, but also with a result at each quarter in which the key has had rows."""
     if rows._native.is_stream():
         window = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_event_time="250ms")
         return rows.group_by("key", window).agg(n=tm.count())
@@ -101,14 +106,16 @@ def by_steps(rows: tm.DataSet) -> tm.DataSet:
 
 
 def pairs(rows: tm.DataSet) -> tm.DataSet:
-    """Every row with those of its key that follow it within a tenth of a second, or alone."""
+    """Return every row with those of its key that follow it within a tenth of a second, or alone."""
     later = rows.select("key", later="row", then="ts").filter(tm.col("later") % 3 == 0)
     where = (tm.col("then") > tm.col("ts")) & (tm.col("then") <= tm.col("ts") + timedelta(seconds=0.1))
     return rows.join(later, on="key", how="left", where=where).select("row", "later")
 
 
 def near(rows: tm.DataSet) -> tm.DataSet:
-    """Every row with those of its key that are less than a tenth of a second away, or alone, and every third row of these."""
+    """Return every row with those of its key that are less than a tenth of a second away, or alone, and every third row
+    of these.
+    """
     others = rows.select("key", other="row", then="ts").filter(tm.col("other") % 3 == 0)
     if rows._native.is_stream():
         joined = rows.join(others, on="key", how="full", ttl="100ms")
@@ -119,16 +126,16 @@ def near(rows: tm.DataSet) -> tm.DataSet:
 
 
 def best(rows: tm.DataSet) -> tm.DataSet:
-    """The two keys that each second has most often."""
+    """Return the two most frequent keys of each second."""
     ranked = windows(rows).with_columns(place=tm.functions.row_number().over("window_start", order_by=["n", "key"]))
     return ranked.filter(tm.col("place") <= 2).select("window_start", "key", "n")
 
 
 def visits(rows: tm.DataSet) -> tm.DataSet:
-    """Sessions of each key, most of a few rows."""
+    """Return sessions of each key, most with a few rows."""
     if rows._native.is_stream():
         return rows.group_by("key", tm.stream.window(tm.stream.session("90ms"), on="ts")).agg(n=tm.count())
-    # Of a table they are found by hand: a row begins a session if the one before is far enough away.
+    # For a table they are computed explicitly: a row begins a session if the previous one is far enough away.
     order = {"partition_by": "key", "order_by": "ts"}
     gap = (tm.col("ts") - tm.col("ts").shift().over(**order)) >= timedelta(seconds=0.09)
     first = tm.when(gap.fill_null(True)).then(1).otherwise(0)
@@ -140,7 +147,7 @@ def visits(rows: tm.DataSet) -> tm.DataSet:
 
 
 def kept_visits(rows: tm.DataSet) -> tm.DataSet:
-    """As `visits`, which are kept for late rows that do not come, and also give what they have with every second row."""
+    """Like `visits`, but kept for late rows that never come, and with early results at every second row."""
     if not rows._native.is_stream():
         return visits(rows)
     window = tm.stream.window(tm.stream.session("90ms"), on="ts", allowed_lateness="1s", emit_early_rows=2)
@@ -148,19 +155,19 @@ def kept_visits(rows: tm.DataSet) -> tm.DataSet:
 
 
 def different(rows: tm.DataSet) -> tm.DataSet:
-    """Each pair of key and second once."""
+    """Return the distinct pairs of key and second."""
     return rows.select("key", second=tm.col("ts").cast("timestamp[s]")).distinct()
 
 
 def remembered(rows: tm.DataSet) -> tm.DataSet:
-    """The same, of keys that are remembered for longer than the job has time."""
+    """Return the same, with keys remembered for longer than the job runs."""
     pairs = rows.select("key", "ts", second=tm.col("ts").cast("timestamp[s]"))
     of = {"ttl": "1h"} if rows._native.is_stream() else {}
     return pairs.distinct("key", "second", **of).select("key", "second")
 
 
 def by_hand(rows: tm.DataSet) -> tm.DataSet:
-    """What `windows` gives, by a function that keeps a state, a list and a map, and sets timers."""
+    """Compute the same as `windows` by a function with a state, a list, a map and timers."""
     schema = {"key": "int64", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "n": "int64"}
     if not rows._native.is_stream():
         return windows(rows)
@@ -184,7 +191,7 @@ def by_hand(rows: tm.DataSet) -> tm.DataSet:
 
 
 def together(rows: tm.DataSet) -> tm.DataSet:
-    """What `windows` gives, by a function that all copies enter together, which counts what each of them has."""
+    """Compute the same as `windows` by a function that all copies enter together, which counts the rows of each copy."""
     schema = {"key": "int64", "window_start": "timestamp[us]", "window_end": "timestamp[us]", "n": "int64"}
     if not rows._native.is_stream():
         return windows(rows)
@@ -199,14 +206,14 @@ def together(rows: tm.DataSet) -> tm.DataSet:
         return [{"key": key, **bounds, "n": counts[key]} for key in mine]
 
     second = tm.stream.window(tm.stream.tumbling("1s"), on="ts")
-    # On two workers some copies share one, on three each has its own, and on one all share it.
+    # On two workers, some copies share one; on three, each has its own; on one, all share it.
     return rows.bsp(count, schema, window=second, parallelism=3)
 
 
 def hundreds(rows: tm.DataSet, for_a_time: bool = False) -> tm.DataSet:
-    """Each hundred rows of a key: which these are depends on who was faster, how many hundreds there are does not."""
+    """Count each hundred rows of a key: which rows these are depends on timing, the number of hundreds does not."""
     if rows._native.is_stream():
-        # Keys are remembered for longer than the job has time.
+        # Keys are remembered for longer than the job runs.
         window = (
             tm.stream.window(tm.stream.count_window(100, 50, ttl="1h"), on="ts")
             if for_a_time
@@ -224,7 +231,7 @@ def hundreds(rows: tm.DataSet, for_a_time: bool = False) -> tm.DataSet:
 
 
 def quarters(times: pa.Array) -> tuple[Any, Any]:
-    """The four windows of `sliding`, for `custom_window`."""
+    """Return the four windows of `sliding`, for `custom_window`."""
     at = times.cast(pa.int64()).to_numpy()
     starts = (at - at % 250_000)[:, None] - np.arange(4) * 250_000
 
@@ -235,7 +242,7 @@ def quarters(times: pa.Array) -> tuple[Any, Any]:
 
 
 def custom(rows: tm.DataSet) -> tm.DataSet:
-    """As `sliding`, by windows of a function."""
+    """Like `sliding`, with windows from a function."""
     if not rows._native.is_stream():
         return sliding(rows)
     return rows.group_by("key", tm.stream.window(tm.stream.custom_window(quarters), on="ts")).agg(n=tm.count())
@@ -263,7 +270,7 @@ QUERIES: dict[str, Callable[[tm.DataSet], tm.DataSet]] = {
 
 
 def narrow(rows: tm.DataSet) -> tm.DataSet:
-    """Rows of each key in short windows, which those that lie far back come too late for."""
+    """Count the rows of each key in short windows, for which rows that are far back are late."""
     return rows.group_by("key", tm.stream.window(tm.stream.tumbling("20ms"), on="ts")).agg(n=tm.count())
 
 
@@ -272,12 +279,12 @@ def lines(rows: tm.Table) -> list[str]:
 
 
 def expected(query: str) -> Counter[str]:
-    """What the query gives of the table."""
+    """Return the expected result, from the query over the table."""
     return Counter(lines(QUERIES[query](tm.from_arrow(table())).collect()))
 
 
 class Files:
-    """A file of JSON lines for each commit, which appears when its checkpoint is durable."""
+    """A JSON lines file for each commit, which appears when its checkpoint is durable."""
 
     def __init__(self, folder: Path, pause_s: float = 0) -> None:
         self._folder = folder
@@ -290,7 +297,7 @@ class Files:
 
     def prepare(self, epoch: int) -> bytes:
         rows, self._lines = self._lines, []
-        # Copies of a worker prepare at the same time, and their rows differ.
+        # Copies on one worker prepare at the same time, but their rows differ.
         name = f"{epoch:06}-{os.getpid()}-{hash(rows[0]):x}" if rows else ""
         return json.dumps([name, rows]).encode() if rows else b""
 
@@ -302,7 +309,7 @@ class Files:
 
 
 class Mover:
-    """Deals the buckets of one task after the other anew, by chance, as soon as the last ones have moved."""
+    """Moves the buckets of one task after another at random, each time the previous ones have moved."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

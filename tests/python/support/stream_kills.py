@@ -1,4 +1,4 @@
-"""Killing workers of a job over streams that has checkpoints and pids in its folder, as `stream_job.py` has."""
+"""Kills workers of a job over streams with checkpoints and pids in its folder, such as `stream_job.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import seeds
 
 
 def pids(folder: Path) -> list[int]:
-    """Of workers that have begun; one that begins just now may have written nothing yet."""
+    """Return the pids of workers that have started; a worker that is just starting may not have written its pid."""
     return [int(text) for file in (folder / "pids").glob("*.pid") if (text := file.read_text())]
 
 
@@ -31,10 +31,10 @@ def kill_one(folder: Path, dice: random.Random) -> bool:
 
 
 def run_and_kill(folder: Path, most: int, pause: Callable[[random.Random, int], float], *job: str | Path) -> None:
-    """Run a job on two workers to its end, while one of them dies again and again, at most `most` times.
+    """Run a job on two workers to its end, while one of them is killed repeatedly, at most `most` times.
 
-    The first dies as soon as there is a checkpoint, lest the job be over; `pause` gives the seconds until each further one, from the
-    dice and the number of kills so far.
+    The first kill comes as soon as there is a checkpoint, so that the job does not end before; `pause` returns the
+    seconds until each further one, given the generator and the number of kills so far.
     """
     dice = seeds.dice()
     running = launched.start("run", "-n", "2", "--restarts", "30", *job)

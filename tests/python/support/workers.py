@@ -1,4 +1,4 @@
-"""Starting workers one by one, without a launcher that would stop the others when one fails."""
+"""Starts workers one by one, without a launcher that would stop the others when one fails."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Job:
                     pipe.close()
 
     def finish(self, patience_s: float = launched.PATIENCE_S) -> list[tuple[int, str, str]]:
-        """Wait for all workers; exit code, standard output and standard error of each."""
+        """Wait for all workers; return exit code, standard output and standard error of each."""
         results = []
         for worker in self.workers:
             out, err = worker.communicate(timeout=patience_s)
@@ -70,7 +70,7 @@ class Job:
         return results
 
     def succeed(self, patience_s: float = launched.PATIENCE_S) -> list[str]:
-        """Wait for all workers, which must end well; their output."""
+        """Wait for all workers, which must end successfully; return their output."""
         results = self.finish(patience_s)
         for rank, (code, out, err) in enumerate(results):
             assert code == 0, f"rank {rank} ended with {code}:\n{out}\n{err}"

@@ -1,6 +1,6 @@
-"""Real servers on loopback for tests of stream connectors; ``make setup-servers`` installs what they run.
+"""Real servers on loopback for tests of stream connectors; ``make setup-servers`` installs them.
 
-`conftest.py` has a fixture for each. One that is not installed skips its tests and says so.
+`conftest.py` has a fixture for each. Tests of a server that is not installed are skipped, with a message.
 """
 
 from .kafka import Kafka

@@ -1,8 +1,8 @@
-"""Runs a server for as long as standard input is open: ``python guard.py COMMAND...``
+"""Runs a server as long as standard input is open: ``python guard.py COMMAND...``
 
-Whoever runs this holds the other end of the pipe, which closes even when that process is killed. Then, or when the server has
-ended, all that the server has started is killed too, daemons included. SIGTERM is handed on to the server. The exit code is the
-server's, or 128 and the signal's number.
+The process that runs this holds the other end of the pipe, which closes even if that process is killed. Then, or when
+the server has ended, everything that the server has started is killed, too, including daemons. SIGTERM is passed on to
+the server. The exit code is the server's, or 128 plus the signal's number.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(command: list[str]) -> int:
-    """Run `command`; the exit code."""
+    """Run `command` and return the exit code."""
     libc = ctypes.CDLL(None)
-    # What the server leaves behind becomes a child of ours, where it is found and killed.
+    # Orphans of the server become children of this process, which finds and kills them.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # Should somebody kill this process, the server itself ends as well.
+        # If this process is killed, the server ends as well.
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
     waiting = select.poll()
     waiting.register(sys.stdin, select.POLLHUP)
     waiting.register(os.pidfd_open(server.pid), select.POLLIN)
     waiting.poll()
-    server.poll()  # before the others are, so that its exit code is not taken for theirs
+    server.poll()  # before the others, so that its exit code is not mistaken for one of theirs
     with contextlib.suppress(ChildProcessError):
         while True:
             for child in Path("/proc/thread-self/children").read_text().split():

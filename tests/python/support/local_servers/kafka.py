@@ -1,4 +1,4 @@
-"""A Kafka of one node, broker and controller in one (KRaft), and what tests do with it."""
+"""A single-node Kafka, broker and controller in one (KRaft), with helpers for tests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CLUSTER_ID = "dGlkZW1pbGwtdGVzdHMtMQ"
 
 
 class Kafka(Server):
-    """Answers on `bootstrap`. A restart keeps everything that was acknowledged, by SIGKILL too."""
+    """Answers on `bootstrap`. A restart keeps everything that was acknowledged, even after SIGKILL."""
 
     name = "Kafka"
-    #: For clients, and for the controller.
+    #: One for clients, and one for the controller.
     port_count = 2
 
     @staticmethod
@@ -49,7 +49,7 @@ class Kafka(Server):
         return Producer(self._client_config() | _dotted(config))
 
     def consumer(self, **config: Any) -> Consumer:
-        """Return a consumer, from the earliest message of its group and without commits of its own unless `config` says so."""
+        """Return a consumer that starts at the earliest message and does not commit by itself, unless `config` says so."""
         usual = {"group.id": "tests", "auto.offset.reset": "earliest", "enable.auto.commit": False}
         return Consumer(self._client_config() | usual | _dotted(config))
 
@@ -58,7 +58,7 @@ class Kafka(Server):
         self.admin.create_topics([new])[topic].result(PATIENCE_S)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Add partitions up to a total, and wait until clients can see them: the broker acknowledges before that."""
+        """Add partitions up to a total, and wait until clients can see them, since the broker acknowledges before that."""
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S
         while len(self.admin.list_topics(topic, PATIENCE_S).topics[topic].partitions) < total:
@@ -68,7 +68,7 @@ class Kafka(Server):
     def produce(
         self, topic: str, values: Iterable[bytes | str], *, partition: int = -1, key: bytes | None = None
     ) -> None:
-        """Write `values` and wait until all are acknowledged; they go to `partition`, or where `key` or chance leads."""
+        """Write `values` and wait until all are acknowledged; to `partition`, or chosen by `key` or at random."""
         producer = self.producer()
         failed: list[KafkaError] = []
 
@@ -83,10 +83,11 @@ class Kafka(Server):
         assert not failed, failed[0]
 
     def read(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[Message]:
-        """Return what is in `topic` now, partition by partition; with ``"read_uncommitted"``, open transactions too.
+        """Return the current contents of `topic`, partition by partition; with ``"read_uncommitted"``, including open
+        transactions.
 
-        A commit is answered when it is decided, and seen when the brokers have told each partition: this waits for that, until no
-        transaction is open, unless `decided` is false.
+        A commit is acknowledged when it is decided, but visible only when the brokers have informed each partition:
+        this waits for that, until no transaction is open, unless `decided` is false.
         """
         consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True)
         try:
@@ -111,7 +112,7 @@ class Kafka(Server):
         return sorted(messages, key=lambda message: (message.partition(), message.offset()))
 
     def _await_decisions(self, committed: Consumer, partitions: list[TopicPartition]) -> None:
-        """Wait until who reads committed messages sees as many as who reads all."""
+        """Wait until readers of committed messages see as many as readers of all."""
         everything = self.consumer(isolation_level="read_uncommitted")
         deadline = time.monotonic() + PATIENCE_S
         try:
@@ -123,7 +124,7 @@ class Kafka(Server):
             everything.close()
 
     def values(self, topic: str, *, isolation: str = "read_committed", decided: bool = True) -> list[bytes | None]:
-        """Return the values that `read` finds."""
+        """Return the values from `read`."""
         return [message.value() for message in self.read(topic, isolation=isolation, decided=decided)]
 
     def properties(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class Kafka(Server):
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
             "log.dirs": self.folder / "data",
             "auto.create.topics.enable": "false",
-            # Tests' records bear times of long ago: a broker that keeps a week of them deletes them under the reader.
+            # Tests use old timestamps: a broker that keeps records for a week would delete them while they are read.
             "log.retention.ms": -1,
             # Transactions and groups on a single broker, without waiting for others.
             "offsets.topic.replication.factor": 1,
@@ -148,10 +149,10 @@ class Kafka(Server):
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
-            # A broker that was killed may not come back before its session has ended; 9 seconds by default.
+            # A killed broker cannot return before its session has ended, by default after 9 seconds.
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
-            # So that tests of transactions that run out of time need not wait long.
+            # So that tests of transaction timeouts need not wait long.
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
         }
 
@@ -181,33 +182,33 @@ class Kafka(Server):
         return self.folder / "server.properties"
 
     def _client_config(self) -> dict[str, Any]:
-        # Back soon after a restart; a second's wait by default.
+        # Reconnect soon after a restart; by default, clients wait a second.
         return {"bootstrap.servers": self.bootstrap, "reconnect.backoff.max.ms": 200}
 
 
 def _end(consumer: Consumer, partition: TopicPartition) -> int:
-    """The offset up to which `consumer` may read now."""
+    """Return the offset up to which `consumer` may currently read."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             end: int = consumer.get_watermark_offsets(partition, PATIENCE_S, cached=False)[1]
             return end
         except KafkaException:
-            # A broker that has just come back leads no partition yet.
+            # A restarted broker does not lead any partition yet.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
 
 def _jars() -> Path:
-    """Where `tools/setup-servers` puts Kafka."""
+    """Return where `tools/setup-servers` installs Kafka."""
     version = re.search("<kafka.version>(.*)<", POM.read_text())
     assert version is not None, f"{POM} names no version"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"tidemill/kafka-{version[1]}"
 
 
 def _java(*command: str) -> list[str]:
-    # Little memory, and the settings that start fastest.
+    # Little memory, and the settings with the fastest start.
     options = ["-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true"]
     return ["java", *options, "-cp", f"{_jars()}/*", *command]
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own, which answers on loopback, in a cluster that is made for it."""
+"""A separate PostgreSQL on loopback, with a newly created cluster."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from local_servers.server import Server
 
-#: PostgreSQL refuses to be root. The distribution's package makes this user.
+#: PostgreSQL refuses to run as root. The distribution's package creates this user.
 USER = "postgres"
 
 
 def _programs() -> Path | None:
-    """The folder of the server's programs, which distributions keep out of the way."""
+    """Return the folder of the server's programs, which distributions do not put on the path."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     if found:
         return found[-1].parent
@@ -27,7 +27,7 @@ def _programs() -> Path | None:
 
 
 def _as_user() -> list[str]:
-    """What command lines begin with, so that the server is not root."""
+    """Return the prefix of commands, so that the server does not run as root."""
     return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"] if os.geteuid() == 0 else []
 
 
@@ -57,7 +57,7 @@ class PostgreSQL(Server):
     def configure(self) -> None:
         if hasattr(self, "data"):
             return
-        # Folders of tests may be seen by root alone: the cluster has one that its user can get to.
+        # Folders of tests may be visible only to root, so the cluster uses one that its user can access.
         self.data = Path(tempfile.mkdtemp(prefix="tidemill-postgresql-")) if os.geteuid() == 0 else self.folder / "data"
         if os.geteuid() == 0:
             shutil.chown(self.data, USER, USER)
@@ -96,7 +96,7 @@ class PostgreSQL(Server):
     def answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.ports[0]), 1) as connection:
-                # A startup message; a server that is not ready yet refuses it with a message that begins with E.
+                # A startup message; a server that is not ready refuses it with a message that begins with E.
                 connection.sendall(b"\x00\x00\x00\x26\x00\x03\x00\x00user\x00tests\x00database\x00postgres\x00\x00")
                 return connection.recv(1) == b"R"
         except OSError:

@@ -1,4 +1,4 @@
-"""A RabbitMQ node of its own, as any user may run it."""
+"""A separate RabbitMQ node, run by an ordinary user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pika.exceptions
 
 from .server import PATIENCE_S, Server
 
-#: The command on the path is a wrapper that only root may call; this is what it runs.
+#: The command on the path is a wrapper for root only; this is the program that it runs.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
@@ -21,7 +21,7 @@ class RabbitMQ(Server):
     """Answers AMQP 0-9-1 on a port, user and password ``guest``. A restart keeps durable queues and persistent messages."""
 
     name = "RabbitMQ"
-    #: AMQP, between nodes, and Erlang's name service.
+    #: AMQP, inter-node traffic, and Erlang's name service.
     port_count = 3
 
     @staticmethod
@@ -36,7 +36,7 @@ class RabbitMQ(Server):
         return pika.BlockingConnection(pika.URLParameters(self.url))
 
     def declare(self, queue: str) -> None:
-        """Declare a durable queue, and wait until a kill leaves it: the node writes what it has declared some seconds later."""
+        """Declare a durable queue, and wait until it survives a kill: the node writes declarations some seconds later."""
         with self.connect() as connection:
             connection.channel().queue_declare(queue, durable=True)
         deadline = time.monotonic() + PATIENCE_S
@@ -45,11 +45,12 @@ class RabbitMQ(Server):
             time.sleep(0.05)
 
     def _has_written(self, queue: str) -> bool:
-        # Its database, Mnesia, writes at once what a transaction changes, and up to two seconds later that it is decided: killed
-        # in between, it takes all back when it starts again. What is in its tables is decided.
+        # Its database, Mnesia, writes the changes of a transaction immediately, but the decision up to two seconds
+        # later: if it is killed in between, it rolls everything back when it restarts. Whatever is in its tables is
+        # decided.
         name, decided = queue.encode(), b"decision"
         for file in self.folder.glob("mnesia/*/*"):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a log that was taken into a table
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a log that was merged into a table
                 _, found, behind = file.read_bytes().rpartition(name)
                 if found and (not file.name.endswith(".LOG") or decided in behind):
                     return True
@@ -72,14 +73,14 @@ class RabbitMQ(Server):
             "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
             "RABBITMQ_CONFIG_FILE": self.folder / "rabbitmq.conf",
             "RABBITMQ_LOG": "-color",
-            # Not the machine's.
+            # Without the machine's configuration.
             "RABBITMQ_CONF_ENV_FILE": self.folder / "none.conf",
             "RABBITMQ_ADVANCED_CONFIG_FILE": self.folder / "none.config",
             # Two schedulers that do not spin while idle leave the machine to the tests.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": epmd,
-            # The cookie's place.
+            # The location of the cookie.
             "HOME": self.folder,
         }
         theirs = {name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")}

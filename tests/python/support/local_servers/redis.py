@@ -1,4 +1,4 @@
-"""A Redis that keeps everything in memory."""
+"""An in-memory Redis."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Redis(Server):
         return redis.Redis(host="127.0.0.1", port=self.ports[0], decode_responses=True)
 
     def keep(self) -> None:
-        """Write every command to disk before it is answered, also after the next restarts.
+        """Write every command to disk before it is answered, also after later restarts.
 
-        Reading it all takes long then, as of a large database, and whoever asks meanwhile is answered that it is still loading.
+        Loading then takes long, as with a large database, and meanwhile clients are told that the server is still
+        loading.
         """
         with self.client() as client:
             client.config_set("key-load-delay", 200)  # us
@@ -64,7 +65,7 @@ class Redis(Server):
         return ["redis-server", self._config_file], os.environ
 
     def answers(self) -> bool:
-        # By the socket, which no other server can have.
+        # Through the socket, which cannot belong to another server.
         once = redis.retry.Retry(redis.backoff.NoBackoff(), retries=0)
         with redis.Redis(unix_socket_path=str(self.socket_path), retry=once) as client:
             try:

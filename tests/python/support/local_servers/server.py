@@ -1,4 +1,4 @@
-"""What all servers have in common: ports that stay theirs, a start that ends when they answer, and an end that is sure."""
+"""The common part of all servers: fixed ports, a start that waits until the server answers, and a reliable end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ GUARD = Path(__file__).with_name("guard.py")
 
 
 class PortTakenError(Exception):
-    """Somebody else has one of the ports by now."""
+    """Another process has taken one of the ports."""
 
 
 class Server(ABC):
-    """A server that runs from its making until `stop`, on ports of its own, with its data in `folder`.
+    """A server that runs from its creation until `stop`, on its own ports, with its data in `folder`.
 
-    Should the tests be killed, it ends with them (see `guard.py`).
+    If the tests are killed, it ends with them (see `guard.py`).
     """
 
-    #: How it is called in messages, and how many ports it needs.
+    #: Its name for messages, and the number of ports it needs.
     name: str
     port_count: int
 
@@ -54,11 +54,11 @@ class Server(ABC):
     @staticmethod
     @abstractmethod
     def missing() -> str | None:
-        """Say what is not installed, or nothing."""
+        """Return what is not installed, or None."""
 
     @abstractmethod
     def configure(self) -> None:
-        """Write what has to be in `folder` before the first start."""
+        """Write the files that must be in `folder` before the first start."""
 
     @abstractmethod
     def command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
@@ -73,7 +73,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the server and wait until it answers, on the ports it had before and with the data it has kept."""
+        """Start the server and wait until it answers, on its previous ports and with the data that it has kept."""
         assert not self.is_running, f"{self.name} is running"
         command, env = self.command()
         with self.log.open("ab") as log:
@@ -85,7 +85,7 @@ class Server(ABC):
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # The terminal's Ctrl-C is for the tests, which stop the server when they are done.
+                # The terminal's Ctrl-C is for the tests, which stop the server at their end.
                 start_new_session=True,
             )
         deadline = time.monotonic() + PATIENCE_S
@@ -100,7 +100,7 @@ class Server(ABC):
             pytest.fail(f"{self.name} did not start; its log ends with\n{text[-5000:]}")
 
     def stop(self, *, gently: bool = False) -> None:
-        """End the server, by SIGTERM and time to put things in order where `gently`, by SIGKILL otherwise."""
+        """End the server, by SIGTERM and with time to shut down if `gently`, by SIGKILL otherwise."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -113,26 +113,26 @@ class Server(ABC):
         process.wait()
 
     def restart(self, *, gently: bool = False) -> None:
-        """Stop the server as `stop` does and start it again; clients find it where it was."""
+        """Stop the server like `stop` and start it again; clients find it at the same address."""
         self.stop(gently=gently)
         self.start()
 
 
 def free_ports(count: int) -> list[int]:
-    """Find `count` ports of loopback that nobody listens on.
+    """Find `count` unused ports of loopback.
 
-    They lie below those the system gives to outgoing connections: one of these could take the place of a server that restarts,
-    even one by its own client, which would then talk to itself.
+    They are below those that the system uses for outgoing connections: one of these could take the place of a
+    restarting server, even one of its own client, which would then talk to itself.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = range(10_000, max(lowest_outgoing, 20_000))
-    # Not the tests' own numbers: two runs with one seed would take the same ports.
+    # Independent of the tests' seed: two runs with the same seed would choose the same ports.
     choice = random.SystemRandom()
     ports: list[int] = []
     while len(ports) < count:
         port = choice.choice(candidates)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            # As servers do: a connection that has ended on the port does not matter.
+            # As servers do: an ended connection on the port does not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             if port not in ports:
