@@ -166,8 +166,8 @@ impl CompressedRows {
     /// # Errors
     /// `NoSuchNode` with the first link that leads out of `rows` or `columns`; `BadArgument` if lengths differ.
     pub fn of_links(pool: &Pool, links: Links<'_>, options: &LinkOptions) -> Result<Self, NetworkError> {
-        ensure(links.sources.len() == links.targets.len(), "sources and targets must have one length")?;
-        ensure(links.weights.is_none_or(|w| w.len() == links.sources.len()), "one weight for each link")?;
+        ensure(links.sources.len() == links.targets.len(), "sources and targets must have equal lengths")?;
+        ensure(links.weights.is_none_or(|w| w.len() == links.sources.len()), "there must be one weight for each link")?;
         ensure(!options.symmetric || options.rows == options.columns, "symmetric links need as many rows as columns")?;
         check_size(options.rows)?;
         check_size(options.columns)?;

@@ -153,7 +153,7 @@ impl LineCursor<'_> {
         }
         if let Some(tag) = format.tag {
             if first != tag {
-                return Err("the line begins with none of the marks of its format");
+                return Err("the line does not begin with a mark of its format");
             }
             self.at += 1;
             self.skip_blanks();

@@ -40,7 +40,10 @@ impl CompressedRows {
         ensure(offsets.first() == Some(&0), "offsets must begin with 0")?;
         ensure(offsets.is_sorted(), "offsets must not fall")?;
         ensure(offsets.last() == Some(&(targets.len() as i64)), "offsets must end with the number of targets")?;
-        ensure(weights.as_ref().is_none_or(|weights| weights.len() == targets.len()), "one weight for each target")?;
+        ensure(
+            weights.as_ref().is_none_or(|weights| weights.len() == targets.len()),
+            "there must be one weight for each target",
+        )?;
         let rows = CompressedRows::of_parts(offsets, targets, weights, columns);
         check_size(rows.rows())?;
         check_size(columns)?;

@@ -98,7 +98,7 @@ fn rows<'a, T: FloatElement + NumpyElement>(
     let weights = weights.as_ref().map(|weights| slice(weights)).transpose()?;
     let (n, d) = (x.shape()[0], x.shape()[1]);
     if d == 0 || shift.len() != d || weights.is_some_and(|weights| weights.len() != n) {
-        return Err(PyValueError::new_err("x, shift and weights do not fit together"));
+        return Err(PyValueError::new_err("x, shift and weights must have matching shapes"));
     }
     Ok(PointRows::new(slice(x)?, slice(shift)?, weights))
 }
@@ -115,7 +115,7 @@ macro_rules! with_rows {
                 let $rows = rows(x, shift, &$weights)?;
                 $body
             }
-            _ => return Err(PyValueError::new_err("x and shift must have one dtype")),
+            _ => return Err(PyValueError::new_err("x and shift must have the same dtype")),
         }
     };
 }
@@ -174,7 +174,7 @@ impl KMeansFit {
                 let algorithm = choose(rows.n(), rows.d())?;
                 (AnyFit::F64(py.detach(|| KmeansFit::new(threads, isa, rows, k, algorithm))), algorithm)
             }
-            _ => return Err(PyValueError::new_err("x and shift must have one dtype")),
+            _ => return Err(PyValueError::new_err("x and shift must have the same dtype")),
         };
         Ok(KMeansFit { fit, pool, algorithm })
     }

@@ -40,7 +40,7 @@ impl MdsDistances {
     /// Allocates distances. `first` is the column of the same point as row 0.
     #[new]
     fn new(py: Python<'_>, rows: usize, n: usize, first: Option<usize>, storage: &str) -> PyResult<Self> {
-        fits(n > 0 && first.is_none_or(|first| first + rows <= n), "rows and columns do not fit together")?;
+        fits(n > 0 && first.is_none_or(|first| first + rows <= n), "rows and columns do not match")?;
         let storage: CellStorage = storage.parse().map_err(PyValueError::new_err)?;
         Ok(MdsDistances(py.detach(|| DistanceBlock::new(rows, n, first, storage))))
     }
@@ -55,7 +55,7 @@ impl MdsDistances {
     ) -> PyResult<Self> {
         let (count, n, d) = (rows.shape()[0], columns.shape()[0], columns.shape()[1]);
         fits(d > 0 && rows.shape()[1] == d && n > 0, "rows and columns must have the same features")?;
-        fits(first.is_none_or(|first| first + count <= n), "rows and columns do not fit together")?;
+        fits(first.is_none_or(|first| first + count <= n), "rows and columns do not match")?;
         let (rows, columns) = (slice(&rows)?, slice(&columns)?);
         Ok(MdsDistances(py.detach(|| DistanceBlock::of_vectors(rows, columns, d, first))))
     }
@@ -166,7 +166,7 @@ impl MdsDistances {
         let isa = isa()?;
         let symmetry = self.symmetry(weights)?;
         let there = rows.0 <= rows.1 && rows.1 <= self.0.rows() && columns.0 <= columns.1 && columns.1 <= self.0.n();
-        fits(there, "a block of what there is")?;
+        fits(there, "the block must be within the rows and columns")?;
         let cells = py.detach(|| symmetry.block(isa, rows.0..rows.1, columns.0..columns.1));
         cells.into_pyarray(py).reshape([rows.1 - rows.0, columns.1 - columns.0])
     }
@@ -184,9 +184,9 @@ impl MdsDistances {
     ) -> PyResult<Option<(usize, usize, f32, f32)>> {
         let isa = isa()?;
         let symmetry = self.symmetry(weights)?;
-        fits(columns.0 <= columns.1 && columns.1 <= self.0.n(), "a block of what there is")?;
+        fits(columns.0 <= columns.1 && columns.1 <= self.0.n(), "the block must be within the rows and columns")?;
         let columns: Range<usize> = columns.0..columns.1;
-        fits(others.shape() == [columns.len(), self.0.rows()], "as many cells across the diagonal")?;
+        fits(others.shape() == [columns.len(), self.0.rows()], "others must have the shape (columns, rows)")?;
         let others = slice(&others)?;
         Ok(py.detach(|| symmetry.first_difference(&pool.0, isa, columns, others, tolerance)))
     }
@@ -219,7 +219,7 @@ fn mds_inspect(
         (MatrixArg::F64(block), None) => look(py, pool, block, first, None, columns),
         (MatrixArg::F32(block), Some(MatrixArg::F32(weights))) => look(py, pool, block, first, Some(weights), columns),
         (MatrixArg::F64(block), Some(MatrixArg::F64(weights))) => look(py, pool, block, first, Some(weights), columns),
-        _ => Err(PyValueError::new_err("distances and weights must have one dtype")),
+        _ => Err(PyValueError::new_err("distances and weights must have the same dtype")),
     }
 }
 

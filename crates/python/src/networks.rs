@@ -233,7 +233,7 @@ fn network_ids<'py>(py: Python<'py>, pool: &KernelPool, values: Vec<IdsArg<'py>>
     match (signed.is_empty(), unsigned.is_empty()) {
         (_, true) => distinct(py, pool, &signed),
         (true, false) => distinct(py, pool, &unsigned),
-        _ => Err(PyTypeError::new_err("ids must have one dtype")),
+        _ => Err(PyTypeError::new_err("ids must have the same dtype")),
     }
 }
 
@@ -254,7 +254,7 @@ fn network_find<'py>(
             let (ids, values) = (slice(ids)?, slice(values)?);
             py.detach(|| ids::find(&pool.0, ids, values))
         }
-        _ => return Err(PyTypeError::new_err("ids and values must have one dtype")),
+        _ => return Err(PyTypeError::new_err("ids and values must have the same dtype")),
     };
     Ok(places.into_pyarray(py))
 }

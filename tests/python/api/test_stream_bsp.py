@@ -328,10 +328,10 @@ def nothing(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None: .
         ({"window": "10s"}, "nothing: window= takes a window of time, such as tm.stream.window"),
         ({"window": window(tm.stream.session("1s"))}, "bsp takes tumbling, sliding and calendar windows"),
         ({"window": tm.stream.window(tm.stream.count_window(9, 3))}, "bsp takes windows of rows one after the other"),
-        ({**OF_ROWS, "on_busy": "latest"}, "on_busy= leaves out windows of time"),
+        ({**OF_ROWS, "on_busy": "latest"}, "on_busy= drops windows of time"),
         ({**OF_ROWS, "time": "x"}, 'time="x" needs a window= of time'),
         ({"window": window(tm.stream.tumbling("1s")), "time": "x"}, 'time="x" must be a timestamp'),
-        ({"window": window(tm.stream.tumbling("1s")), "time": "y"}, 'time="y" is none of the columns of schema=: x'),
+        ({"window": window(tm.stream.tumbling("1s")), "time": "y"}, 'time="y" is not among the columns of schema=: x'),
         (
             {"window": tm.stream.window(tm.stream.tumbling("1s"), on="at", allowed_lateness="1s")},
             "leave out allowed_lateness= and early results",

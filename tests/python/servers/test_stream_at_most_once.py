@@ -168,7 +168,7 @@ def test_what_sources_and_sinks_give(tmp_path: Path) -> None:
     ):
         for sink, gives in ((files, committed), (print, called)):
             text = stream.explain(sink=sink)
-            expected = "may have rows not at all, and others more" if gives is None else f"has each row {gives}\n"
+            expected = "may miss some rows, and get others more" if gives is None else f"has each row {gives}\n"
             assert expected in text, text
     options = {"checkpoint": tmp_path / "c", "guarantee": "exactly_once"}
     with pytest.raises(tm.DataSetError, match=r"rabbitmq q may deliver some rows again.*id= identifies messages"):
@@ -198,7 +198,7 @@ def test_what_it_needs(tmp_path: Path) -> None:
     assert "the sink files" in text and "has each row exactly once" in text
     assert "the sink print has each row at least once" in stream.explain(sink=print)
     lost = tm.stream.from_webhook(1, {"n": "int64"})
-    assert "the sink print may have rows not at all, and others more than once" in lost.explain(sink=print)
+    assert "the sink print may miss some rows, and get others more than once" in lost.explain(sink=print)
     assert 'guarantee="at_most_once":' in text and "is not read again" in text
     with pytest.raises(tm.DataSetError, match="sink= is for streams"):
         tm.from_dict({"n": [1]}).explain(sink=print)

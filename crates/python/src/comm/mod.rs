@@ -140,7 +140,7 @@ impl Comm {
 
     fn _dup(&self, py: Python<'_>) -> PyResult<Comm> {
         let comm = self.get(py)?;
-        let new = self._split(py, Some(0), i64::from(comm.rank()))?.expect("every rank has a colour");
+        let new = self._split(py, Some(0), i64::from(comm.rank()))?.expect("every rank has a color");
         new.get(py)?.set_name(&format!("{} (dup)", comm.name()));
         Ok(new)
     }

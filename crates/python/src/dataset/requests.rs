@@ -270,7 +270,7 @@ fn check_owners(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> Result<(), S
     if keyed.peek().is_none() {
         let names: Vec<&str> = layout.tasks.iter().map(|task| task.name.as_str()).collect();
         return Err(format!(
-            "this stream has no step whose keys can move; its steps are {}. Steps have keys behind group_by, key_by, \
+            "this stream has no step whose keys can move; its steps are {}. Steps have keys after group_by, key_by, \
              join, distinct",
             names.join(", ")
         ));

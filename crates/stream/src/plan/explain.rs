@@ -31,7 +31,7 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
     for source in &lowered.sources {
         let becomes = match source.guarantee() {
             DeliveryGuarantee::ExactlyOnce => "is read again from the position in the checkpoint",
-            DeliveryGuarantee::AtLeastOnce => "sends again what it cannot tell was received, so some rows may repeat",
+            DeliveryGuarantee::AtLeastOnce => "sends again what may not have been received, so some rows may repeat",
             DeliveryGuarantee::AtMostOnce => "what came since the checkpoint is lost",
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));
@@ -52,12 +52,12 @@ pub(crate) fn promises(lowered: &LoweredJob, known: &[bool]) -> String {
             DeliveryGuarantee::ExactlyOnce => {
                 "is read from where the checkpoint says; what was read before is not read again"
             }
-            DeliveryGuarantee::AtLeastOnce => "what it gives again is left out",
+            DeliveryGuarantee::AtLeastOnce => "rows that it sends again are dropped",
             DeliveryGuarantee::AtMostOnce => "what came before is lost",
         };
         text.push_str(&format!("  {}: {becomes}\n", source.name()));
     }
-    text.push_str("  any sink has each row at most once; what windows and other steps had kept is lost\n");
+    text.push_str("  any sink has each row at most once; the state of windows and other steps is lost\n");
     text
 }
 
@@ -66,6 +66,6 @@ fn has(lowered: &LoweredJob, task: &SinkTask, sink: DeliveryGuarantee) -> String
     let sources = task.sources.iter().map(|&source| lowered.sources[source].guarantee());
     match together(sources.chain([sink])) {
         Some(gives) => format!("has each row {gives}"),
-        None => "may have rows not at all, and others more than once".into(),
+        None => "may miss some rows, and get others more than once".into(),
     }
 }

@@ -180,7 +180,7 @@ impl WindowRule {
     /// `Query` if it is less than a millisecond.
     pub fn early(self, every: Micros) -> Result<Self, DataSetError> {
         if every < 1000 {
-            return Err(DataSetError::Query("early results come every millisecond or less often".into()));
+            return Err(DataSetError::Query("early results need an interval of at least a millisecond".into()));
         }
         self.with_early(EarlyResults::Every(every))
     }
@@ -192,7 +192,7 @@ impl WindowRule {
     /// `Query` if it is not positive.
     pub fn early_time(self, step: Micros) -> Result<Self, DataSetError> {
         if step <= 0 {
-            return Err(DataSetError::Query("early results by event time come with every so much of it".into()));
+            return Err(DataSetError::Query("early results by event time need a positive step".into()));
         }
         self.with_early(EarlyResults::Time(step))
     }
@@ -203,7 +203,7 @@ impl WindowRule {
     /// `Query` if the number is not positive.
     pub fn early_rows(self, rows: i64) -> Result<Self, DataSetError> {
         if rows <= 0 {
-            return Err(DataSetError::Query("early results come with every row, or every so many rows".into()));
+            return Err(DataSetError::Query("early results by rows need a positive number of rows".into()));
         }
         self.with_early(EarlyResults::Rows(rows))
     }
@@ -212,7 +212,7 @@ impl WindowRule {
         match self.early {
             EarlyResults::Never => Ok(WindowRule { early, ..self }),
             _ => Err(DataSetError::Query(
-                "early results of windows come by the clock, by event time or by rows: one of these".into(),
+                "early results of windows come by the clock, by event time or by rows; choose one".into(),
             )),
         }
     }

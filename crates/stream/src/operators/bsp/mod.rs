@@ -121,7 +121,7 @@ pub fn bsp(
     };
     if on_busy != OnBusy::Wait && !matches!(window, BspWindow::Time { .. }) {
         return Err(DataSetError::Query(format!(
-            "{name}: on_busy= leaves out windows of time; without one no row is left out, so leave out on_busy="
+            "{name}: on_busy= drops windows of time; other calls drop no rows, so omit on_busy="
         )));
     }
     let time = time.map(|column| time_of(&name, &schema, &column, &window)).transpose()?;
@@ -180,7 +180,7 @@ fn time_of(
         Some((_, field)) => wrong(format!("must be a timestamp, and schema= says {}", field.data_type())),
         None => {
             let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-            wrong(format!("is none of the columns of schema=: {}", names.join(", ")))
+            wrong(format!("is not among the columns of schema=: {}", names.join(", ")))
         }
     }
 }

@@ -208,7 +208,7 @@ impl<'a> JobLowering<'a> {
         let mut seen = BTreeSet::new();
         if let Some(twice) = lower.graph.tasks().find(|task| !seen.insert(*task)) {
             return Err(DataSetError::Query(format!(
-                "two steps are called {twice:?}, one of them by step_name(); give it a name that no step has without that"
+                "two steps are called {twice:?}, one of them by step_name(); choose another name there"
             )));
         }
         let shared = lower.shared.iter().map(|&task| lower.graph.task_name(task).to_owned()).collect();
@@ -230,8 +230,8 @@ impl<'a> JobLowering<'a> {
                 schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
             };
             return Err(DataSetError::Query(format!(
-                "late_output= takes rows of one kind, and the query has windows of rows ({}) and of rows ({}); give them \
-                 the same columns before they are grouped, or each a sink by the name of its step, as in \
+                "late_output= takes rows of one schema, but the query has windows of rows ({}) and of rows ({}); give \
+                 them the same columns before they are grouped, or a sink for each step by its name, as in \
                  late_output={{\"window 1\": sink}}",
                 names(schema),
                 names(other),

@@ -19,7 +19,8 @@ impl JobLowering<'_> {
         let behind = query.behind(&input)?;
         if query.windows.lateness > 0 {
             return Err(until_the_end(
-                "windows, but for sessions, that take late rows (allowed_lateness=) and give results by rows (emit_early_rows=)",
+                "windows other than sessions that both take late rows (allowed_lateness=) and give results by rows \
+                 (emit_early_rows=)",
             ));
         }
         let spans = assigner(&query)?;

@@ -108,7 +108,7 @@ impl JobLowering<'_> {
         let behind = query.behind(&input)?;
         if query.early_step().is_some() {
             return Err(DataSetError::Unsupported(
-                "sessions with early results by event time (emit_early_event_time=): they have them by the clock \
+                "sessions with early results by event time (emit_early_event_time=); use early results by the clock \
                  (emit_early_every=) or by rows (emit_early_rows=)"
                     .into(),
             ));
