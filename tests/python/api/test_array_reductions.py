@@ -1,4 +1,4 @@
-"""Reductions of arrays by name give what NumPy gives, whether it is called or not."""
+"""Reductions of arrays by name give NumPy's results, whether NumPy is called or not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(found: np.ndarray, expected: Any) -> None:
     "dtype", ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8"]
 )
 def test_types(dtype: str, how: str, rounds: str | None) -> None:
-    """Small whole numbers, exact in any order, that overflow where they can, and NaN."""
+    """Small integers, exact in any order, that can overflow, and NaN."""
     rng = np.random.default_rng(5)
     kind = np.dtype(dtype).kind
     of_copies = []

@@ -1,4 +1,4 @@
-"""Steps of a DataSet: each against what plain Python makes of the same rows."""
+"""Steps of a DataSet, each compared with plain Python over the same rows."""
 
 from __future__ import annotations
 
@@ -240,12 +240,12 @@ def test_sql(data: tm.DataSet) -> None:
 
 
 def test_a_table_of_sql_may_have_any_name() -> None:
-    """One called ``query`` was taken for the query."""
+    """A table called ``query`` was mistaken for the query."""
     assert tm.sql("select x from query", query=tm.from_dict({"x": [1]})).to_dict() == {"x": [1]}
 
 
 def test_split_texts_are_exploded_in_one_step() -> None:
-    """As by two steps, which `list` keeps apart, and in SQL: empty texts and nulls have no parts."""
+    """The same as in two steps, which `list` separates, and in SQL: empty strings and nulls have no parts."""
     texts = ["", None, "a", " ", "a  b", "one that is longer than twelve bytes", "x y " * 30]
     for kind in pa.string(), pa.large_string(), pa.string_view():
         lines = tm.from_arrow(pa.table({"i": list(range(len(texts))), "line": pa.array(texts, kind)}))
@@ -301,7 +301,7 @@ def test_explain(data: tm.DataSet) -> None:
 
 
 def test_show_and_repr(capsys: pytest.CaptureFixture[str], data: tm.DataSet) -> None:
-    """A null is told from a text without characters, and rows are on display with their types."""
+    """A null is distinguishable from an empty string, and the display of rows includes types."""
     names = tm.from_dict({"name": ["x", None, ""]})
     names.show()
     assert capsys.readouterr().out == "+------+\n| name |\n+------+\n| x    |\n| null |\n|      |\n+------+\n"
@@ -322,7 +322,7 @@ def test_show_and_repr(capsys: pytest.CaptureFixture[str], data: tm.DataSet) -> 
 
 
 def test_a_display_runs_nothing_that_takes_long_or_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A debugger, a traceback or a prompt asks for it at any time."""
+    """A debugger, a traceback or a prompt may request it at any time."""
     from tidemill._tables import shown as _shown
 
     failing = tm.from_dict({"s": ["a"]}).select(tm.col("s").cast("int64"))
@@ -468,7 +468,9 @@ def test_import_is_light() -> None:
 
 
 def test_tables_of_arrow_need_no_pandas() -> None:
-    """pyarrow imports pandas to ask whether it is given a frame: a third of a second of every worker with a function on batches."""
+    """pyarrow imports pandas to check for a frame, which takes a third of a second on every worker with a function on
+    batches.
+    """
     program = (
         "import sys, tidemill as tm\n"
         "data = tm.from_dict({'x': [1, 2]})\n"
@@ -480,7 +482,7 @@ def test_tables_of_arrow_need_no_pandas() -> None:
 
 
 def test_columns_in_lists() -> None:
-    """As `select` takes them; they were "not an instance of 'str'"."""
+    """In the forms that `select` accepts; they were "not an instance of 'str'"."""
     data = tm.from_dict({"k": ["a", "a", None], "x": [1, 1, 2], "l": [[1], [2], [3]]})
     assert data.distinct(["k", "x"]).count() == data.distinct("k", ["x"]).count() == 2
     assert data.drop_nulls(["k"]).count() == 2
@@ -489,7 +491,7 @@ def test_columns_in_lists() -> None:
 
 
 def test_a_column_of_a_table_is_that_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others became Python values, too, and were thrown away."""
+    """All other columns were converted to Python values, too, and discarded."""
     table = tm.from_dict({"x": [1, 2], "s": ["a", "b"]}).collect()
     monkeypatch.delattr(tm.Table, "to_dict")
     assert table["s"] == ["a", "b"]
@@ -498,7 +500,7 @@ def test_a_column_of_a_table_is_that_column(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_arrays_of_columns() -> None:
-    """Dates, times and lists of a fixed size were arrays of Python objects."""
+    """Dates, times and fixed-size lists became arrays of Python objects."""
     columns: dict[str, Any] = {
         "day": pa.array([1, 2], pa.date32()),
         "ms": pa.array([dt.date(1970, 1, 2), dt.date(1970, 1, 3)], pa.date64()),
@@ -537,7 +539,7 @@ def test_sample_and_describe() -> None:
 
 
 def test_describe() -> None:
-    """Every column is there, of whatever type; numbers are as the module `statistics` has them."""
+    """Every column is included, whatever its type; numbers agree with the module `statistics`."""
     x, day = [5.0, 1.0, None, 2.5, 10.0], dt.date(2024, 2, 28)
     data = tm.from_dict(
         {
@@ -566,7 +568,7 @@ def test_describe() -> None:
 
 
 def test_arrays_go_there_and_back() -> None:
-    """What `to_numpy` gives is what `from_numpy` takes: a column beside it needs nothing else."""
+    """The result of `to_numpy` is valid input for `from_numpy`, along with other columns."""
     day, time = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 1, 2, 3, 4)
     table = tm.from_dict(
         {
@@ -641,7 +643,7 @@ def test_arrays_go_there_and_back() -> None:
 
 
 def test_whole_numbers_of_64_bits() -> None:
-    """Those beyond 2^63 meet smaller ones in rows that functions return, too; means have all their digits."""
+    """Integers of 2^63 or more meet smaller ones in rows that functions return, too; means have all their digits."""
     large = [1, 2**63, None, 2**64 - 1]
     data = tm.from_dict({"x": large}, {"x": "uint64"})
     assert data.map(lambda row: row).to_dict()["x"] == large

@@ -1,4 +1,4 @@
-"""Rows that cannot be read: named by file and line, left out, or put aside; and never one too many."""
+"""Unreadable rows: named by file and line, skipped, or put aside, and never too many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = {"n": "int64", "s": "str"}
 
 
 def skip(read: Any, path: Path, bad: int, **options: Any) -> list[tuple[Any, ...]]:
-    """The rows read, when `bad` of them are left out."""
+    """Return the rows read if `bad` of them are skipped."""
     data = read(path, on_error="skip", **options)
     if bad == 0:
         return rows(data)
@@ -29,7 +29,7 @@ def skip(read: Any, path: Path, bad: int, **options: Any) -> list[tuple[Any, ...
 
 
 def test_columns_of_folders(tmp_path: Path) -> None:
-    """The same as where all rows are good."""
+    """The same as when all rows are good."""
     names = ["a", "x y", "ü", "a=b", "50%", "%20", ""]
     for kind, bad in ("good", ""), ("mixed", "two\n"):
         for number, name in enumerate(names):
@@ -74,7 +74,7 @@ def test_one_bad_row_of_csv(tmp_path: Path, text: str, line: int, reason: str) -
         for path in (tmp_path / "bad").iterdir():
             path.unlink()
         if "quote" in reason:
-            # DataFusion takes what follows for one long value.
+            # DataFusion takes the rest as one long value.
             continue
         with pytest.raises(tm.DataSetError) as raised:
             tm.read_csv(file, schema=SCHEMA).collect()
@@ -104,7 +104,7 @@ def test_one_bad_line_of_json(tmp_path: Path, bad_line: str, reason: str) -> Non
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_numbers_of_json_are_not_cut(tmp_path: Path, compress: bool) -> None:
-    """Arrow's decoder makes 2 of 2.5."""
+    """Arrow's decoder converts 2.5 to 2."""
     text = '{"n":1}\n{"n":2.5}\n{"n":1e3,"s":"x"}\n{"n":2.0}\n{"n":1e30}\n{"n":3,"l":[1.5]}\n'
     file = tmp_path / ("a.json.gz" if compress else "a.json")
     file.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
@@ -238,7 +238,7 @@ for name in ["plain", "zipped"]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_several_workers_count_lines_of_the_whole_file(tmp_path: Path, size: int) -> None:
-    """Files are cut into pieces, of which nobody knows the line numbers."""
+    """Files are divided into pieces, whose line numbers are not known initially."""
     generator = random.Random(size)
     good, total, bad, first = 0, 0, 0, 0
     for name in ["plain", "zipped"]:

@@ -1,4 +1,6 @@
-"""Files whose schemas differ are one table: no value is cut, no column is lost, and what does not fit is named."""
+"""Files with different schemas are one table: no value is truncated, no column is lost, and incompatible types are
+named.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def test_columns_that_some_files_have(tmp_path: Path, form: str) -> None:
 
 
 def test_what_files_know_of_their_values_is_not_taken_for_the_tables(tmp_path: Path) -> None:
-    """The least and the greatest value of a file are of its own type: answers from them alone would leave files out."""
+    """The minimum and maximum in a file's statistics have its own type: decisions based only on them would skip files."""
     write(
         tmp_path, "parquet", table(n=([5, 7], pa.int64())), table(n=([1, 100], pa.int32())), table(n=([6], pa.int64()))
     )

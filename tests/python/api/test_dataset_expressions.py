@@ -1,4 +1,4 @@
-"""Expressions: each against what Python itself says."""
+"""Expressions, each compared with Python."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_arithmetic_is_pythons() -> None:
 
 
 def test_division_at_the_end_of_a_type() -> None:
-    """What fits is computed, whatever lies between; what does not is an error, never another number."""
+    """Results that fit are computed, whatever the intermediate values; others are errors, never wrong numbers."""
     least, most = -(2**63), 2**63 - 1
     a = [most, most, least, least, least + 1, most, least, None]
     b = [most, 5, 5, most, 7, -most, least, 3]
@@ -97,7 +97,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
     ],
 )
 def test_arithmetic_beyond_a_type_is_an_error(expr: tm.Expr, said: str) -> None:
-    """It wrapped around in silence."""
+    """It wrapped around silently."""
     data = tm.from_dict({"x": [1, MOST], "y": [1, LEAST]})
     with pytest.raises(tm.DataSetError, match=said):
         data.select(result=expr).collect()
@@ -110,7 +110,7 @@ def test_arithmetic_of_small_types() -> None:
     with pytest.raises(tm.DataSetError, match=r"x \+ x is beyond the range of Int8 .* to int64 first"):
         data.select(r=x + x).collect()
     assert data.select(r=x.cast("int64") + x).to_dict() == {"r": [200, None]}
-    # What a choice leaves out is not computed, nor what a null stands in.
+    # Branches that are not chosen are not computed, nor values under nulls.
     assert data.select(r=tm.when(x < 0).then(x + x).otherwise(y)).to_dict() == {"r": [27, 5]}
 
 
@@ -128,7 +128,7 @@ def test_arithmetic_beyond_a_type_in_sql() -> None:
     ]:
         with pytest.raises(tm.DataSetError, match="is beyond the range of Int64"):
             tm.sql(query, t=data).collect()
-    # Columns are called as before.
+    # Columns keep their names.
     assert tm.sql("select k + 1, -k, sum(k * 2) from t group by k", t=data).columns == [
         "t.k + Int64(1)",
         "(- t.k)",
@@ -317,7 +317,7 @@ def test_durations_are_pythons() -> None:
     assert table.join(other, on="g", where=where).to_dict()["d"] == dates[1:2]
     assert table.join(other, on="g", how="anti", where=where).to_dict()["d"] == dates[:1]
     assert table.join(other, how="cross", where=tm.col("v") * 2 < u).to_dict()["d"] == dates[:1]
-    # Not theirs to be taken for durations: numbers that were asked for.
+    # The program asked for numbers, which must not be treated as durations.
     assert table.select(x=u.cast("int64").cast("float64") / 2).to_dict()["x"][0] == by[0] / dt.timedelta(microseconds=2)
 
 
@@ -375,7 +375,7 @@ def test_aggregates_where_rows_have_values_of_their_own() -> None:
 
 
 def test_texts_of_times() -> None:
-    """Fractions of a second as Python reads and writes them: six digits or fewer, of which the first is tenths."""
+    """Fractions of a second are read and written as in Python: up to six digits, the first of which is tenths."""
     for text, form in (
         ("2020-02-29 01:02:03.5", "%Y-%m-%d %H:%M:%S.%f"),
         ("2020-02-29 01:02:03,000001", "%Y-%m-%d %H:%M:%S,%f"),
@@ -408,7 +408,9 @@ def test_texts_of_times() -> None:
 
 
 def test_texts_that_are_times_of_several_formats() -> None:
-    """The first format that fits is meant; what fits none is null, or an error that names it, in SQL too."""
+    """The first format that matches is used; if none does, the result is null, or an error that names the text, in SQL,
+    too.
+    """
     texts, forms = ["31.12.2024", "2024-12-30", "29/12/24", "soon", None], ("%d.%m.%Y", "%Y-%m-%d", "%d/%m/%y")
     days = [dt.date(2024, 12, 31), dt.date(2024, 12, 30), dt.date(2024, 12, 29), None, None]
     assert evaluate(s.str.to_date(*forms, strict=False), s=texts) == days
@@ -441,7 +443,9 @@ def test_texts_that_are_times_of_several_formats() -> None:
 
 
 def test_dates_without_an_end() -> None:
-    """Dates such as 9999-12-31 stand for "for ever" in many tables: nanoseconds, which end in 2262, are no limit to them."""
+    """Dates such as 9999-12-31 mean "forever" in many tables; the range of nanoseconds, which ends in 2262, must not
+    limit them.
+    """
     last, first = dt.date(9999, 12, 31), dt.date(1, 1, 1)
     days = [last, dt.date(1600, 2, 29), first, None]
     times = [None if day is None else dt.datetime(day.year, day.month, day.day, 13, 14, 15) for day in days]
@@ -476,7 +480,7 @@ def test_dates_without_an_end() -> None:
 
 
 def test_clocks_that_are_put_back() -> None:
-    """Of the hour that comes twice each has its own beginning."""
+    """The hour that occurs twice has two different beginnings."""
     paris = zoneinfo.ZoneInfo("Europe/Paris")
     summer, winter = (dt.datetime(2020, 10, 25, hour, 30, tzinfo=dt.timezone.utc).astimezone(paris) for hour in (0, 1))
     hours = evaluate(x.dt.truncate("hour"), x=[summer, winter])
@@ -492,7 +496,7 @@ def test_times_of_day() -> None:
 
 
 def test_functions_of_wrong_types() -> None:
-    """Named as a user would, without a call for reports of bugs."""
+    """Functions are named as users write them, and the message does not ask for a bug report."""
     data = tm.from_dict({"s": ["a"]})
     for expr, name in ((s.sum(), "sum"), (s.mean(), "avg"), (s.std(), "stddev"), (s.median(), "median")):
         with pytest.raises(tm.DataSetError, match=f"^there is no {name} of Utf8; cast it"):
@@ -502,7 +506,7 @@ def test_functions_of_wrong_types() -> None:
 
 
 def test_schemas_of_values_of_several_types() -> None:
-    """A column says the type that its rows have, also where it is made of several."""
+    """A column has the type of its rows, even if it combines several types."""
     data = tm.from_dict({"x": [1, 3]})
     mixed = data.select(r=tm.when(x > 2).then(1).otherwise(2.5))
     both = data.union(tm.from_dict({"x": [2.5]}))
@@ -531,7 +535,7 @@ def test_any_function_by_name() -> None:
 
 
 def test_fields_of_structs_that_a_step_below_makes() -> None:
-    """Beside columns that pass through: each keeps its name."""
+    """Next to columns that pass through: each keeps its name."""
     made = tm.sql("select k, named_struct('end', k) as w from t", t=tm.from_dict({"k": [1]}))
     assert made.select("k", e=tm.col("w").field("end")).to_pylist() == [{"k": 1, "e": 1}]
     assert tm.sql("select k, w['end'] as e from made", made=made).to_pylist() == [{"k": 1, "e": 1}]
@@ -544,7 +548,9 @@ def test_products_that_are_to_wrap() -> None:
 
 
 def test_deep_expressions_and_plans_work_or_are_refused() -> None:
-    """Where the stack ends the process would: so depth has a bound, far above what people write, and everything below it works."""
+    """Exceeding the stack would end the process, so depth is limited, far above what people write, and everything below
+    works.
+    """
     data = tm.from_dict({"a": list(range(10))})
     any_of = tm.col("a") == 0
     for number in range(1, 1900):

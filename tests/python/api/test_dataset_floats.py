@@ -1,4 +1,4 @@
-"""Floats that are like no others: all NaNs are one value, the largest; both zeros are one; what has left a frame leaves no trace."""
+"""Special floats: all NaNs are one value, the largest; both zeros are one; values that leave a frame leave no trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import standing
 import tidemill as tm
 
 NAN = math.nan
-#: The kind of each row: rows of a kind are equal. NaNs with a sign, as 0.0 / 0.0 gives one, and with a number in them.
+#: The kind of each row: rows of a kind are equal. NaNs with a sign, as from 0.0 / 0.0, and with a payload.
 BITS = [0xFFF8 << 48, 0x7FF8 << 48, (0x7FF8 << 48) + 1, 0xFFF0_0000_0000_0007]
 VALUES = [*np.array(BITS, np.uint64).view(np.float64), 0.0, -0.0, -0.0, 1.5, -1.5, math.inf, -math.inf]
 KINDS = ["nan", "nan", "nan", "nan", "0", "0", "0", "1.5", "-1.5", "inf", "-inf"]
@@ -24,7 +24,7 @@ x, i = tm.col("x"), tm.col("i")
 
 @pytest.fixture(params=["float64", "float32"])
 def odd(request: pytest.FixtureRequest) -> tm.DataSet:
-    """Pyarrow's own conversions would make nulls of NaNs."""
+    """pyarrow's own conversions would make nulls of NaNs."""
     with np.errstate(invalid="ignore"):
         values = pa.array(np.array(VALUES).astype(request.param), from_pandas=False)
     return tm.from_arrow(pa.table({"i": range(len(VALUES)), "x": values, "l": values}))
@@ -67,7 +67,7 @@ def test_groups_of_nested_floats(odd: tm.DataSet) -> None:
 
 
 def test_order(odd: tm.DataSet) -> None:
-    """Rows that are equal keep the order of the second key; their values are what they were."""
+    """Equal rows keep the order of the second key; their values do not change."""
     for descending in (False, True):
         found = odd.sort("x", "i", descending=[descending, False]).to_dict()
         expected = [row for name in (ORDER[::-1] if descending else ORDER) for row in of(name)]
@@ -173,7 +173,7 @@ def test_least_and_largest(odd: tm.DataSet) -> None:
 
 @pytest.mark.parametrize("type", [pa.float64(), pa.float32(), pa.float16()])
 def test_least_and_largest_of_groups(type: pa.DataType) -> None:
-    """Whatever comes first, and in whatever batches."""
+    """In any order of rows and batches."""
     nan, inf = math.nan, math.inf
     for values, least, most in [
         ([nan, 1.5, 2.0], "1.5", "nan"),
@@ -225,11 +225,11 @@ assert shares.to_dict()["n"] == [n // 8, n // 4, n // 8, n // 2], shares.to_dict
 
 
 def test_on_several_workers() -> None:
-    """Rows of one key come together wherever they were: the hash of a key is that of its value."""
+    """Rows of one key meet on one worker: the hash of a key depends only on its value."""
     standing.run_program(ON_WORKERS, workers=2)
 
 
-#: Functions of a frame's values, as Python has them; None: too few.
+#: Functions of a frame's values, as in Python; None if there are too few.
 FRAMES: dict[str, tuple[Callable[[tm.Expr], tm.Expr], Callable[[list[float]], float | None]]] = {
     "sum": (lambda of: of.sum(), lambda v: math.fsum(v) if v else None),
     "mean": (lambda of: of.mean(), lambda v: math.fsum(v) / len(v) if v else None),
@@ -242,7 +242,7 @@ FRAMES: dict[str, tuple[Callable[[tm.Expr], tm.Expr], Callable[[list[float]], fl
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("frame", [(-2, 0), (-1, 1), (1, 2), (-4, -2), (0, 3)])
 def test_frames_that_slide(name: str, frame: tuple[int, int]) -> None:
-    """A NaN or infinity poisoned all frames after it, and next to 1e16 small numbers were lost."""
+    """A NaN or infinity affected all later frames, and small numbers were lost next to 1e16."""
     made, expected = FRAMES[name]
     values = [
         1.0,
@@ -298,7 +298,7 @@ def test_frames_of_pairs_and_ranges() -> None:
 
 
 def test_a_long_frame_costs_no_more() -> None:
-    """Summing each frame afresh would take minutes."""
+    """Summing each frame from scratch would take minutes."""
     rows = 300_000
     data = tm.from_dict({"i": range(rows), "x": [1.0] * rows})
     total = data.select(r=x.sum().over(order_by="i", rows=(-99_999, 0))).select(tm.col("r").sum()).to_dict()["r"]

@@ -1,4 +1,4 @@
-"""Folders that name values, and files whose headers differ."""
+"""Folders whose names contain values, and files with different headers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_headers_in_another_order_are_refused(tmp_path: Path) -> None:
         tm.read_csv(str(tmp_path / "b.csv"), schema=schema).collect()
     apart = tm.read_csv(str(tmp_path / "a.csv")).union(tm.read_csv(str(tmp_path / "b.csv")))
     assert apart.sort("id").to_dict() == {"id": [1, 2], "amount": [100, 200]}
-    # A schema may call the columns something else.
+    # A schema may rename the columns.
     named = tm.read_csv(str(tmp_path / "a.csv"), schema={"number": "int64", "sum": "int64"})
     assert named.to_dict() == {"number": [1], "sum": [100]}
 

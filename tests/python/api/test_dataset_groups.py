@@ -1,4 +1,4 @@
-"""Group-by with one key of whole numbers, dates or times, whose first half is our own: the groups of pyarrow, whatever the keys are."""
+"""Group-by with one key of integers, dates or times, whose first half is our own: the groups of pyarrow for any keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 import tidemill as tm
 
-#: Groups a table by a key of each type and says what differs from pyarrow's groups. One budget leaves room for few groups at a time.
+#: Groups a table by a key of each type and prints differences from pyarrow's groups. One budget has room for few groups
+#: at a time.
 PROGRAM = """
 import sys
 import numpy as np
@@ -51,21 +52,21 @@ signed = pa.array(spread - keys // 2)
 for kind in [pa.timestamp("us", "Europe/Berlin"), pa.timestamp("s"), pa.date64(), pa.duration("ms")]:
     grouped((signed if kind != pa.date64() else pa.array((spread - keys // 2) * 86_400_000)).cast(kind), kind)
 grouped(pa.array(spread.astype(np.int32)).cast(pa.date32()), "date32")
-# The same bits of the high half only; and keys that follow each other at a distance that is a power of two.
+# Equal bits except in the high half; and keys at distances of a power of two.
 grouped(pa.array(spread << 40), "high")
 grouped(pa.array((spread - keys // 2) * 2**20), "far")
 print("same")
 """
 
 
-# Rows are handed on as they are when those of the first million of a thread nearly all differ.
+# Rows are passed on without grouping if nearly all of the first million of a thread have distinct keys.
 @pytest.mark.parametrize(
     ("keys", "rows", "memory"),
     [(50, 100_000, ""), (30_000, 100_000, ""), (1 << 40, 2_500_000, ""), (30_000, 400_000, "24MiB")],
     ids=["few", "many", "nearly all different", "many in little memory"],
 )
 def test_groups_are_those_of_pyarrow(keys: int, rows: int, memory: str) -> None:
-    """A key that loses bits, meets another's group, or is lost where rows are handed on as they are, or early, changes a sum."""
+    """A key that loses bits, is merged with another's group, or is lost when rows are passed on, changes a sum."""
     pytest.importorskip("pyarrow")
     env = {**os.environ, "TIDEMILL_THREADS": "2", "TIDEMILL_MEMORY": memory}
     result = subprocess.run(
@@ -75,7 +76,7 @@ def test_groups_are_those_of_pyarrow(keys: int, rows: int, memory: str) -> None:
 
 
 def test_functions_with_filters() -> None:
-    """Rows that a function's own filter leaves out must still make their group."""
+    """Rows that an aggregate's own filter removes must still form their group."""
     import tidemill as tm
 
     rows = tm.from_dict({"k": [1, 2, 1, None, 2, None], "x": [1, 2, 3, 4, 5, 6]})
@@ -114,17 +115,17 @@ SUMS = {
     ],
 )
 def test_a_sum_beyond_its_type_is_an_error(name: str, kind: pa.DataType, values: list[Any], said: str) -> None:
-    """It wrapped around in silence."""
+    """It wrapped around silently."""
     x = tm.col("x")
     data = tm.from_arrow(pa.table({"k": [1, 1, 2], "i": [1, 2, 3], "x": pa.array(values, kind)}))
     with pytest.raises(tm.DataSetError, match=f"is beyond the range of .*cast .* {said}"):
         SUMS[name](data, x).collect()
-    # The remedy is one.
+    # The suggested remedy works.
     assert SUMS[name](data, x.cast("float64")).to_dict()["s"]
 
 
 def test_a_sum_may_be_beyond_its_type_on_the_way() -> None:
-    """Only the whole counts: partial sums of threads, and of a part of the rows, may be anything."""
+    """Only the total counts: partial sums of threads, and of some of the rows, may have any value."""
     rows = 40_000
     half = [MOST] * rows + [-MOST] * rows + [7, None]
     data = tm.from_dict({"k": [1] * len(half), "t": ["a"] * len(half), "x": half})

@@ -1,4 +1,4 @@
-"""Tables of other shapes: below each other, wide and long, numbered, filled, counted."""
+"""Reshaping tables: concatenated, wide and long, numbered, filled, counted."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_wide_and_long(sales: tm.DataSet) -> None:
 
 
 def test_fill_null() -> None:
-    """Each column keeps its type, and those that a value does not fit are left as they are."""
+    """Each column keeps its type, and columns that the value does not fit are unchanged."""
     day, time = dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 1)
     types = {"i": "int32", "f": "float32", "u": "uint64"}
     nothing = {"i": [None], "f": [None], "u": [None], "s": [None], "d": [None], "t": [None], "b": [None], "l": [None]}
@@ -155,7 +155,7 @@ def test_counts_and_groups(sales: tm.DataSet) -> None:
 
 
 def test_row_numbers() -> None:
-    """In the order of a sort, nulls and equals among its keys, however many partitions there are."""
+    """In the order of a sort, with nulls and ties among its keys, for any number of partitions."""
     choice = seeds.dice()
     values = [choice.choice([None, *range(5000)]) for _ in range(20_000)]
     data = tm.from_dict({"x": values, "i": list(range(20_000))})
@@ -174,13 +174,13 @@ def test_row_numbers() -> None:
     assert Counter(data.with_row_index(offset=-3).to_dict()["index"]) == Counter(range(-3, 19_997))
 
 
-#: Each on two workers: what one of them shows, counts or numbers is what all do.
+#: Each runs on two workers: both must agree on results, counts and numbers.
 WORKERS = """
 import tidemill as tm
 job = tm.init()
 sales = tm.from_dict(SALES)
 if job.rank == 0:
-    print(repr(sales), sales._repr_html_())  # alone: it must not wait for the other
+    print(repr(sales), sales._repr_html_())  # on one worker only: it must not wait for the other
 print(sales.pivot("item", index="shop", values="sold", aggregate="sum").sort("shop").to_dict())
 print(sales.unpivot("sold", index="shop").sort("value").to_dict()["value"], sales.value_counts("shop").to_dict())
 print(tm.concat([sales, sales.drop("item")], how="diagonal").count(), sales.fill_null(0).select(tm.sum("sold")).to_dict())
@@ -211,7 +211,7 @@ def test_on_workers() -> None:
 
 
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a bare "No module named 'pyarrow'"."""
+    """It was just "No module named 'pyarrow'"."""
     data = tm.from_dict({"x": [1]})
     for module, call, words in (
         ("pyarrow", data.to_arrow, r'to_arrow needs pyarrow: pip install "tidemill\[files\]"'),
@@ -237,7 +237,7 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_at_a_prompt() -> None:
-    """Modules that a module imports for itself are no names of it."""
+    """A module's own imports are not among its names."""
     for module in (tm, tm.functions, tm.stream):
         names = {name for name in dir(module) if not name.startswith("__")}
         assert names == {name for name in module.__all__ if not name.startswith("__")}

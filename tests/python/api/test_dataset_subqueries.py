@@ -1,4 +1,6 @@
-"""SQL that an engine can get wrong in silence: subqueries with nulls, guards, names, joins with a filter on the other side."""
+"""SQL that an engine can silently get wrong: subqueries with nulls, guards, names, joins with a filter on the other
+side.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ L = {"id": [1, 2, 3], "c": [10, 20, 30]}
 V = {"k": [1, 1, 2, None], "v": [5, 7, 9, 11]}
 D = {"x": [1, 2, 3, 0, 4], "y": [1, 2, 3, 0, 0], "s": ["1", "2", "x", "", "5"]}
 B = {"p": [True, True, False, None], "q": [True, False, None, None], "r": [True, True, False, False]}
-#: Times that no number of nanoseconds reaches, and decimals beside floats that are none.
+#: Times outside the range of nanoseconds, and decimals next to other numbers.
 W = {
     "i": [1, 2, 3],
     "t": [dt.datetime(1600, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999), dt.datetime(2024, 2, 29)],
@@ -40,7 +42,7 @@ TABLES: dict[str, dict[str, list[Any]]] = {
     "w": W,
 }
 
-#: A query, and its rows in any order. What is right comes of the SQL standard, and DuckDB agrees.
+#: A query, and its rows in any order. The expected results follow from the SQL standard, and DuckDB agrees.
 QUERIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "not in, a constant": ("select id from o where 3 not in (select id from i)", []),
     "not in, or": ("select id from o where 3 not in (select id from i) or id = 1", [(1,)]),
@@ -338,7 +340,7 @@ def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def wrong(tables: dict[str, tm.DataSet]) -> list[str]:
-    """Queries that give other rows than they should."""
+    """Return the queries with wrong results."""
     found = []
     for name, (query, rows) in QUERIES.items():
         try:
@@ -352,7 +354,7 @@ def wrong(tables: dict[str, tm.DataSet]) -> list[str]:
 
 
 def wrong_steps() -> list[str]:
-    """The same kinds in steps of DataSets."""
+    """The same kinds as steps of DataSets."""
     found = []
     table = tm.from_dict({"x": [1, 2, 3], "y": [10, 20, 30]})
     for times in range(1, 6):
@@ -391,7 +393,7 @@ def wrong_steps() -> list[str]:
 
 
 def wrong_on_a_worker(folder: str) -> list[str]:
-    """All that is wrong, over tables in memory and in Parquet."""
+    """Return everything that is wrong, over tables in memory and in Parquet."""
     memory = {name: tm.from_dict(table) for name, table in TABLES.items()}
     for name, table in memory.items():
         table.write_parquet(f"{folder}/{name}", overwrite=True)
@@ -401,7 +403,7 @@ def wrong_on_a_worker(folder: str) -> list[str]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_rows_are_those_of_the_standard(workers: int, tmp_path: Path) -> None:
-    """An engine that plans one of these otherwise than SQL means it gives other rows, in silence."""
+    """An engine that plans one of these differently from SQL's meaning silently gives other rows."""
     assert standing.run(wrong_on_a_worker, str(tmp_path), workers=workers) == [[]] * workers
 
 
@@ -419,7 +421,7 @@ def test_the_rows_are_those_of_the_standard(workers: int, tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_run_says_what_to_write(query: str, message: str) -> None:
-    """An error in the words of a planner helps nobody."""
+    """Errors in terms of a planner do not help users."""
     tables = {name: tm.from_dict(table) for name, table in TABLES.items()}
     with pytest.raises(tm.DataSetError, match=message):
         tm.sql(query, **tables).to_pylist()
@@ -445,7 +447,7 @@ def nested(depth: int, condition: str) -> str:
     ids=["a sum", "a union", "nested", "side by side"],
 )
 def test_the_time_to_plan_grows_with_the_query(query: str) -> None:
-    """What doubles with each of these terms takes hours; the limit is far from what it takes."""
+    """Planning that doubles with each of these terms would take hours; the limit is far above the actual time."""
     tables = {name: tm.from_dict(table) for name, table in TABLES.items()}
     since = time.monotonic()
     rows = tm.sql(query, **tables).to_dict()["n"]
@@ -454,7 +456,7 @@ def test_the_time_to_plan_grows_with_the_query(query: str) -> None:
 
 
 def test_what_is_drawn_is_drawn_once() -> None:
-    """BETWEEN as two comparisons with a draw each lets 0.36 of the rows pass here, and NOT BETWEEN 0.64."""
+    """BETWEEN as two comparisons with separate draws would pass 0.36 of the rows here, and NOT BETWEEN 0.64."""
     table = tm.from_dict({"x": list(range(100_000))})
     for condition, share in (("between", 0.2), ("not between", 0.8)):
         query = f"select count(*) as n from t where random() {condition} 0.4 and 0.6"

@@ -1,4 +1,4 @@
-"""Window functions of the expression API, against a few lines of Python."""
+"""Window functions of the expression API, compared with a few lines of Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FRAMES: list[tuple[int | None, int | None]] = [(None, 0), (None, None), (-2, 0),
 
 
 def table(count: int = 300) -> list[Row]:
-    """Rows of partitions of very different sizes, with equal values and nulls."""
+    """Return rows of partitions of very different sizes, with ties and nulls."""
     dice = random.Random(7)
     return [
         {
@@ -43,7 +43,7 @@ def partitions(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def test_places_in_an_order() -> None:
-    """Equal values have one place, a partition of one row has one, too, and parts differ by one row at most."""
+    """Ties share a rank, a partition of a single row works, too, and bucket sizes differ by at most one row."""
     rows = [row for row in table() if row["x"] is not None]
     over = {"partition_by": "k", "order_by": "x"}
     got = found(
@@ -68,7 +68,7 @@ def test_places_in_an_order() -> None:
 
 
 def inside(rows: list[Row], row: Row, frame: tuple[int | None, int | None]) -> list[Row]:
-    """The rows in the frame of a row."""
+    """Return the rows in the frame of a row."""
     others = partitions(rows)[row["k"]]
     at = [other["i"] for other in others].index(row["i"])
     start = 0 if frame[0] is None else max(at + frame[0], 0)
@@ -77,7 +77,7 @@ def inside(rows: list[Row], row: Row, frame: tuple[int | None, int | None]) -> l
 
 @pytest.mark.parametrize("frame", FRAMES)
 def test_values_of_a_frame(frame: tuple[int | None, int | None]) -> None:
-    """Frames that let go of rows, and such without any; a null is a value like others."""
+    """Frames that drop rows, and empty frames; a null is a value like others."""
     rows, x = table(), tm.col("x")
     over = {"partition_by": "k", "order_by": "i", "rows": frame}
     got = found(
@@ -98,17 +98,17 @@ def test_values_of_a_frame(frame: tuple[int | None, int | None]) -> None:
 
 
 def bound(end: int | None, edge: str) -> str:
-    """The end of a frame as SQL writes it."""
+    """Return the end of a frame in SQL."""
     return f"unbounded {edge}" if end is None else f"{abs(end)} {'preceding' if end < 0 else 'following'}"
 
 
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("descending", [False, True])
 def test_values_of_some_rows_of_a_frame(frame: tuple[int | None, int | None], descending: bool) -> None:
-    """Of those for which a condition holds, which may be none: a null among them is a value, a condition that is null does not hold."""
+    """Of the rows for which a condition holds, possibly none: a null value counts, a null condition does not hold."""
     rows, x, some = table(), tm.col("x"), tm.col("y") == 1
     over: dict[str, Any] = {"partition_by": "k", "order_by": "i", "rows": frame, "descending": descending}
-    # One of them in the other order: rows are sorted for it, and the others' frames turned around.
+    # One of them in the other order: rows are sorted for it, and the frames of the others are reversed.
     over["nulls_last"] = not descending
     exprs = {
         "before": x.sum().over("k", order_by="i"),
@@ -148,7 +148,7 @@ def test_values_of_some_rows_of_a_frame(frame: tuple[int | None, int | None], de
 
 
 def test_the_last_value_that_there_is() -> None:
-    """What is called a forward fill elsewhere."""
+    """Known as forward fill elsewhere."""
     rows, x = table(), tm.col("x")
     got = found(rows, filled=x.last(where=x.is_not_null()).over("k", order_by="i"))
     known: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def test_the_last_value_that_there_is() -> None:
 @pytest.mark.parametrize("descending", [False, True, [True, False, False], [False, True, True]])
 @pytest.mark.parametrize("nulls_last", [True, False, [True, False, True]])
 def test_directions_of_each_column(descending: bool | list[bool], nulls_last: bool | list[bool]) -> None:
-    """An order of several columns has a direction for each, and a place for the nulls of each; in sorts, too."""
+    """An order of several columns has a direction and a place for nulls for each; in sorts, too."""
     rows, keys = table(), ["x", "y", "i"]
     place = tm.functions.row_number().over(order_by=keys, descending=descending, nulls_last=nulls_last)
     falls = [descending] * 3 if isinstance(descending, bool) else descending
@@ -205,13 +205,15 @@ def test_what_is_wrong_with_them_is_said() -> None:
 
 
 def random_column(dice: random.Random, values: list[Any], count: int) -> list[Any]:
-    """Values, of which one in eight is null."""
+    """Return values of which one in eight is null."""
     return [None if dice.random() < 1 / 8 else dice.choice(values) for _ in range(count)]
 
 
 @pytest.mark.parametrize("round", range(3))
 def test_random_windows_are_those_of_duckdb(round: int) -> None:
-    """Ranks, values of other rows and running aggregates, over keys and orders of all types with ties, nulls, NaNs and both zeros."""
+    """Ranks, values of other rows and running aggregates, over keys and orders of all types with ties, nulls, NaNs and
+    both zeros.
+    """
     duckdb = pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
     dice = seeds.dice(round)
     count = dice.choice([1, 50, 3000, 20_000])
@@ -250,7 +252,7 @@ def test_random_windows_are_those_of_duckdb(round: int) -> None:
         query = "select i, " + ", ".join(f"{call} as c{at}" for at, call in enumerate(calls)) + " from t order by i"
         got, wanted = tm.sql(query, t=data).to_arrow(), database.sql(query).to_arrow_table()
         for at, call in enumerate(calls):
-            # Sums of DuckDB have more digits.
+            # DuckDB's sums have more digits.
             mine, theirs = (side.column(f"c{at}").to_pylist() for side in (got, wanted))
             assert [*map(repr_of, mine)] == [*map(repr_of, theirs)], (
                 f"seed {seeds.SEED}, round {round}: {call} of {query}"
@@ -258,7 +260,7 @@ def test_random_windows_are_those_of_duckdb(round: int) -> None:
 
 
 def repr_of(value: Any) -> Any:
-    """One value for all NaNs, and for both zeros."""
+    """Return one value for all NaNs, and for both zeros."""
     if isinstance(value, float):
         return "nan" if value != value else value + 0.0
     return value

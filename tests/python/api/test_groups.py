@@ -18,7 +18,7 @@ x = tm.exchange
 
 
 def side_by_side() -> Any:
-    """Two groups of three workers, of one and two, each with a query, a stream, a graph and an estimator of its own."""
+    """Two groups of three workers, of one and two, each with its own query, stream, graph and estimator."""
     job = tm.init()
     comm = job.comm.Split(min(job.rank, 1))
     first = job.rank == 0
@@ -54,7 +54,7 @@ def test_groups_are_jobs_side_by_side() -> None:
 
 
 def applications() -> Any:
-    """A graph whose nodes are whole programs: a query on all workers, whose rows a solver takes on one."""
+    """A graph whose nodes are whole programs: a query on all workers, and a solver on one that takes its rows."""
 
     def query(out: Any, context: Any) -> None:
         with tm.group(context.comm):
@@ -142,7 +142,7 @@ def test_what_is_no_group_is_refused() -> None:
     standing.run(refusals, workers=2)
 
 
-# --- graphs made on the way -----------------------------------------------------------------------------------------
+# --- graphs created at run time --------------------------------------------------------------------------------------
 def squares(count: int) -> tm.Graph:
     graph = tm.Graph(f"squares of {count}")
     source = graph.source("numbers", lambda out, context: [out.send(n) for n in range(count)] and None, parallelism=1)
@@ -153,7 +153,7 @@ def squares(count: int) -> tm.Graph:
 
 
 def knapsack() -> Any:
-    """Branch and bound: a function splits what is too large, and spawns a graph for each half."""
+    """Branch and bound: a function splits problems that are too large, and spawns a graph for each half."""
     weights, values, most = [3, 4, 5, 9, 14, 6, 7, 8], [3, 4, 4, 10, 15, 5, 8, 9], 25
 
     def best(first: int, left: int) -> int:
@@ -188,7 +188,7 @@ def test_functions_spawn_graphs_that_spawn_graphs(workers: int) -> None:
 
 
 def many() -> Any:
-    """Graphs of all copies at once, of which nobody takes some results."""
+    """Graphs of all copies at once, some of whose results are never taken."""
 
     def work(out: Any, context: Any) -> Any:
         futures = [context.spawn(squares(count)) for count in range(20)]
@@ -226,13 +226,13 @@ def test_errors_of_spawned_graphs_come_home() -> None:
         return str(caught.value.task)
 
     assert alone(taken) == "fails"
-    # Of a graph whose result nobody takes, too.
+    # Also for a graph whose result is never taken.
     with pytest.raises(tm.GraphError, match="ValueError: within"):
         alone(lambda out, context: context.spawn(inner()) and None)
 
 
 def together() -> Any:
-    """Copies spawn graphs on all of their workers, several at once, and one on a part of them."""
+    """Copies spawn graphs on all of their workers, several at once, and one on some of them."""
 
     def ranks(n: int) -> tm.Graph:
         graph = tm.Graph(f"ranks {n}")
@@ -264,7 +264,7 @@ def test_graphs_are_spawned_on_all_workers_of_the_copies(workers: int) -> None:
 
 
 def apart() -> None:
-    """What goes wrong with a graph of several copies is said on every worker."""
+    """Errors of a graph of several copies are raised on every worker."""
 
     def inner(name: str, work: Any) -> tm.Graph:
         graph = tm.Graph(name)
@@ -341,7 +341,7 @@ def test_depth_and_number_are_limited() -> None:
         alone(many_more)
 
     def spawns_again() -> bool:
-        """Graphs of a run that has failed end soon after it."""
+        """Graphs of a failed run end soon after it."""
         try:
             return bool(alone(lambda out, context: context.spawn(squares(4)).result()["sum"][0]) == 14)
         except tm.GraphError as error:

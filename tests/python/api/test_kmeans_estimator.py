@@ -1,4 +1,4 @@
-"""`KMeans` on one worker: scikit-learn's results and conventions, and the corners where k-means goes wrong."""
+"""`KMeans` on one worker: scikit-learn's results and conventions, and edge cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lloyd(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d", "k"), [(1, 1, 1), (7, 1, 3), (300, 2, 4), (900, 3, 40), (400, 6, 7), (500, 33, 13)])
 def test_each_algorithm_is_lloyds(algorithm: str, dtype: Any, n: int, d: int, k: int) -> None:
-    """A wrong bound, tile edge or leaf changes labels or centres."""
+    """A wrong bound, tile edge or leaf changes labels or centers."""
     d = min(d, 6) if algorithm == "tree" else d
     x = blobs(n, d, k, dtype)
     model = KMeans(k, init=x[:k], max_iter=6, tol=0, algorithm=algorithm).fit(x)
@@ -72,7 +72,7 @@ def test_same_as_scikit_learn(dtype: Any, n: int, d: int, k: int) -> None:
 
 @pytest.mark.parametrize("init", ["k-means||", "k-means++", "random"])
 def test_seeding_is_as_good_as_scikit_learns(init: str) -> None:
-    """A broken draw still gives k rows, but far worse ones."""
+    """Broken random draws still give k rows, but far worse ones."""
     x = blobs(4000, 5, 30, seed=3)
     inertia = [KMeans(30, init=init, random_state=seed, n_init=1).fit(x).inertia_ for seed in range(8)]
     reference, _ = lloyd(x, np.array([x[i::30].mean(axis=0) for i in range(30)]), 50)
@@ -126,7 +126,7 @@ def test_ties_go_to_the_first_centre(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_empty_clusters_get_the_farthest_rows(algorithm: str) -> None:
-    """A centre that no row is nearest to must not stay behind, nor become NaN."""
+    """A center without nearest rows must not remain, nor become NaN."""
     x = np.concatenate([np.zeros((50, 1)), np.full((50, 1), 10.0), [[13.0]], [[-4.0]]])
     model = KMeans(4, init=[[0.0], [10.0], [1e3], [2e3]], algorithm=algorithm).fit(x)
     np.testing.assert_allclose(np.sort(model.cluster_centers_.ravel()), [-4, 0, 10, 13], atol=1e-12)
@@ -136,7 +136,7 @@ def test_empty_clusters_get_the_farthest_rows(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_fractional_weights_leave_nothing_behind(algorithm: str) -> None:
-    """0.1 + 0.2 - 0.2 - 0.1 is not 0: an emptied cluster with such a rest would get a centre from nowhere."""
+    """0.1 + 0.2 - 0.2 - 0.1 is not 0: an emptied cluster with such a remainder would get an arbitrary center."""
     x = blobs(400, 2, 3)
     weights = np.random.default_rng(0).uniform(0.05, 0.3, 400)
     for seed in range(5):
@@ -325,7 +325,7 @@ def test_fork_join_and_affinity_settings(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that spins without a CPU, or without time left of a quota, keeps the one it waits for from running."""
+    """A thread that spins without a CPU, or without quota left, keeps the one that it waits for from running."""
     from tidemill._membership import Share
     from tidemill.ml import _threads
 
@@ -359,7 +359,7 @@ def test_how_many_threads_a_worker_has(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    """The child has none of its parent's threads; waiting for one would take for ever."""
+    """The child has none of its parent's threads; waiting for one would take forever."""
     x = blobs(500, 3, 4)
     expected = KMeans(4, init=x[:4], n_threads=2).fit(x)
     child = os.fork()
@@ -371,7 +371,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 
 def test_scikit_learn_conventions() -> None:
-    """Every check that scikit-learn has for estimators, but the one that no seeding by row number can pass."""
+    """All of scikit-learn's checks for estimators, except one that seeding by row number cannot pass."""
     checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="scikit-learn is not installed")
     expected = {
         "check_sample_weight_equivalence_on_dense_data": "random seeds depend on the order and number of rows",
@@ -385,7 +385,7 @@ def test_scikit_learn_conventions() -> None:
 
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
 def test_partial_fits_are_means_of_what_came(decay: float) -> None:
-    """Each center is the mean of the rows that it has been given; those of earlier calls count less and less."""
+    """Each center is the mean of the rows assigned to it; those of earlier calls count less and less."""
     rng = np.random.default_rng(3)
     parts = [np.concatenate([rng.normal(shift, 1, (50, 3)), rng.normal(40 + shift, 1, (70, 3))]) for shift in range(4)]
     weights = [rng.uniform(0.5, 2, 120) for _ in parts]
@@ -415,7 +415,9 @@ def test_partial_fits_that_do_not_fit() -> None:
 
 
 def test_data_sets() -> None:
-    """Columns by name; the same model as of the matrix, clusters as a column beside the others, and errors that name the column."""
+    """Columns by name; the same model as for the matrix, clusters as an additional column, and errors that name the
+    column.
+    """
     x = blobs(300, 3, 3)
     ids = [f"r{i}" for i in range(300)]
     names = ["a", "b", "c"]
@@ -425,7 +427,7 @@ def test_data_sets() -> None:
     assert model.feature_names_in_.tolist() == names
     np.testing.assert_allclose(model.cluster_centers_, of_matrix.cluster_centers_)
     assert model.inertia_ == pytest.approx(2 * of_matrix.inertia_)
-    # Columns are found by name, wherever they are.
+    # Columns are found by name, regardless of order.
     told = model.predict(data.select("c", "w", "b", "id", "a"), label="kind")
     assert told.columns == ["c", "w", "b", "id", "a", "kind"] and told.schema["kind"] == "Int32"
     rows = {row["id"]: row["kind"] for row in told.to_pylist()}

@@ -1,4 +1,6 @@
-"""`KMeans(sync="partial")`: a fixpoint of Lloyd's algorithm, about as good as Lloyd's own, on one worker and several."""
+"""`KMeans(sync="partial")`: a fixed point of Lloyd's algorithm, about as good as Lloyd's own, on one worker and
+several.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def data(n: int, d: int, k: int, seed: int) -> NDArray[np.float64]:
 
 
 def is_fixpoint(model: KMeans, x: NDArray[Any], weights: NDArray[Any] | None = None) -> bool:
-    """Whether labels are of the nearest centers, and these are the means of their rows."""
+    """Return whether labels are those of the nearest centers, and these are the means of their rows."""
     weights = np.ones(len(x)) if weights is None else weights
     distances = ((x[:, None, :] - model.cluster_centers_) ** 2).sum(axis=2)
     inertia = float(weights @ distances[np.arange(len(x)), model.labels_])
@@ -36,7 +38,7 @@ def is_fixpoint(model: KMeans, x: NDArray[Any], weights: NDArray[Any] | None = N
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("options", [{}, {"local_sweeps": 4}, {"part_means": "unweighted"}, {"parts": 20}])
 def test_a_fixpoint_within_a_percent_of_lloyds(options: dict[str, Any], ordered: bool) -> None:
-    """Rows in order make the parts of rows that are dealt once, or not, see other clusters than the rest."""
+    """With ordered rows, parts that are distributed once, or never, see different clusters."""
     x = data(2000, 3, 9, seed=0)
     if ordered:
         x = x[np.argsort(x[:, 0])]
@@ -53,7 +55,7 @@ def test_a_fixpoint_within_a_percent_of_lloyds(options: dict[str, Any], ordered:
 
 
 def test_one_part_is_lloyds_algorithm() -> None:
-    """All rows in one part settle in the first round; the second finds nothing to do."""
+    """With all rows in one part, the first round settles; the second finds nothing to do."""
     x = data(500, 4, 5, seed=1)
     kwargs = {"random_state": 3, "n_threads": 1, "tol": 0}
     lloyd = KMeans(5, **kwargs).fit(x)
@@ -71,7 +73,7 @@ def test_weights_stand_for_rows() -> None:
 
 
 def test_more_parts_than_rows_and_empty_clusters() -> None:
-    """Parts of a row or two, and centers where no row is."""
+    """Parts of one or two rows, and centers without rows."""
     x = data(12, 2, 3, seed=3)
     init = np.concatenate([x[:2], [[1e3, 1e3]]])
     model = KMeans(3, init=init, n_threads=1, sync="partial", parts=50).fit(x)
@@ -110,7 +112,7 @@ def fit_part(x: NDArray[Any], cuts: list[int], parameters: dict[str, Any]) -> tu
 
 @pytest.mark.parametrize("cuts", [[0, 800, 1600, 2400], [0, 0, 2399, 2400]])
 def test_workers(cuts: list[int]) -> None:
-    """All ranks have the same centers, a fixpoint over all rows, also if a rank has one row or none."""
+    """All ranks have the same centers, a fixed point over all rows, also if a rank has one row or none."""
     x = data(2400, 3, 6, seed=4)
     parameters = {"n_clusters": 6, "random_state": 0, "n_threads": 1}
     lloyd = KMeans(**parameters).fit(x)

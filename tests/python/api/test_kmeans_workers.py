@@ -22,7 +22,7 @@ def data(n: int, d: int, dtype: str = "float64") -> NDArray[Any]:
 def fit_part(
     x: NDArray[Any], cuts: list[int] | None, parameters: dict[str, Any], weights: NDArray[Any] | None = None
 ) -> Outcome:
-    """On a worker: fit the rows between this rank's cuts (equal parts without) and tell what came out."""
+    """On a worker: fit the rows between this rank's cuts (equal parts without) and return the result."""
     from tidemill.ml._job import active
 
     comm = tidemill.init().comm
@@ -55,7 +55,7 @@ def compare(outcomes: list[Outcome], alone: KMeans) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("init", ["k-means||", "k-means++", "random"])
 def test_workers_change_nothing_but_rounding(workers: int, init: str) -> None:
-    """Seeds that depend on the partition, or rows counted twice, show here."""
+    """Seeds that depend on the partition, or rows counted twice, would show here."""
     x = data(1201, 3)
     parameters = {"n_clusters": 9, "init": init, "random_state": 5, "n_init": 1, "n_threads": 1}
     compare(run(fit_part, x, None, parameters, workers=workers), KMeans(**parameters).fit(x))
@@ -92,7 +92,7 @@ def test_empty_clusters_move_alike_everywhere() -> None:
 
 
 def fail_on(rank: int, bad: str) -> tuple[str, str]:
-    """On a worker: fit with something wrong on one rank; the type and text of the error."""
+    """On a worker: fit with an error on one rank; return the type and text of the exception."""
     comm = tidemill.init().comm
     x: Any = data(40, 3)
     weights: Any = None
@@ -116,7 +116,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
     try:
         KMeans(**parameters).fit(x, sample_weight=weights)
     except Exception as error:
-        # Nobody is left in the middle of a collective: the next one works.
+        # No rank is left in the middle of a collective: the next one works.
         assert comm.allgather(comm.rank) == list(range(comm.size))
         return type(error).__name__, str(error)
     return "", ""
@@ -135,7 +135,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
     ],
 )
 def test_an_error_on_one_rank_is_raised_on_all(bad: str, message: str) -> None:
-    """A rank that leaves alone would let the others wait for ever."""
+    """If one rank left alone, the others would wait forever."""
     for rank in (0, 2):
         outcomes = run(fail_on, rank, bad, workers=3)
         assert all(kind in ("ValueError", "TypeError") for kind, _ in outcomes), outcomes
@@ -143,7 +143,7 @@ def test_an_error_on_one_rank_is_raised_on_all(bad: str, message: str) -> None:
 
 
 def clusters_of_part() -> float:
-    """On a worker: each half of the ranks clusters rows of its own."""
+    """On a worker: each half of the ranks clusters its own rows."""
     from tidemill.ml import using
 
     comm = tidemill.init().comm
@@ -161,7 +161,9 @@ def test_a_part_of_the_job_can_cluster_by_itself() -> None:
 
 
 def fit_data_set(x: NDArray[Any], parameters: dict[str, Any]) -> tuple[float, int, int]:
-    """On a worker: inertia, this worker's rows, and how many rows the query has in other clusters than the nearest."""
+    """On a worker: return inertia, this worker's rows, and how many rows the query has assigned to other than the
+    nearest clusters.
+    """
     data = tidemill.from_arrow(tidemill.Table.from_numpy({f"c{at}": column for at, column in enumerate(x.T)}))
     data = data.repartition(4)
     model = KMeans(**parameters).fit(data)

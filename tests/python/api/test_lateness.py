@@ -10,7 +10,7 @@ from tidemill.mpi._lateness import Lateness, compare
 
 
 def test_who_waited_least_came_last() -> None:
-    """A rank without a wait is one that did not wait; a slow link shows at its own rank alone."""
+    """A rank without recorded waits did not wait; a slow link shows only at its own rank."""
     waits = [
         [(call, 0.040) for call in range(7, 157)],
         [(call, 0.0405) for call in range(7, 157)],
@@ -29,7 +29,7 @@ def test_who_waited_least_came_last() -> None:
 
 
 def test_why_a_rank_was_late() -> None:
-    """Its own work, or others that have its CPUs."""
+    """The cause is its own work, or other processes on its CPUs."""
     waits = [[(call, 0.04) for call in range(10)], []]
     said = [str(compare(waits, ["a", "b"], [(0.1, 0.0), cpus])[1]) for cpus in ((0.96, 0.01), (0.5, 0.45))]
     assert said[0].endswith("the others waited for its work, which used 0.96 CPUs")

@@ -1,4 +1,4 @@
-"""Placements by measurements: what they come to, against all placements there are."""
+"""Placements by measurements, compared with all possible placements."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_long_copies_are_spread_and_talkers_stay_together() -> None:
     tasks = [info("a", 4)]
     plan = Makespan(measured({"a": [4, 3, 2, 1]}))(tasks, workers)
     assert sorted(sum([4, 3, 2, 1][copy] for copy in range(4) if plan["a"][copy] == at) for at in (0, 1)) == [5, 5]
-    # What crosses the network takes longer than to compute both on one worker.
+    # The transfer takes longer than computing both on one worker.
     talk = measured({"a": [1], "b": [1]}, {("a", "b"): 5_000_000_000})
     plan = Makespan(talk)([info("a", 1), info("b", 1)], [worker(0), worker(1, "b")])
     assert plan["a"] == plan["b"]
     near = Makespan(measured({"a": [1], "b": [1]}, {("a", "b"): 1000}))([info("a", 1), info("b", 1)], workers)
     assert near["a"] != near["b"]
-    # A worker with more cores gets more.
+    # A worker with more cores gets more copies.
     plan = Makespan(measured({"a": [1.0] * 8}))([info("a", 8)], [worker(0, cores=3), worker(1)])
     assert plan["a"].count(0) == 6
 
@@ -65,7 +65,7 @@ def test_placements_are_near_the_best() -> None:
             plan = {"a": list(places[: tasks[0].copies]), "b": list(places[tasks[0].copies :])}
             costs.append(cost(model, plan, tasks, workers))
         found = model(tasks, workers)
-        # Longest first takes at most 4/3 of the best time (Graham); traffic and cores add to that.
+        # Longest first takes at most 4/3 of the best time (Graham); traffic and cores add to this.
         assert cost(model, found, tasks, workers) <= 1.6 * min(costs) + 1e-9, f"seed {seed}"
         bad = {task.name: [0] * task.copies for task in tasks}
         moves = model.moves(bad, tasks, workers)

@@ -1,4 +1,4 @@
-"""`MDS` on one worker: known shapes recovered, scikit-learn's results and conventions, and refusals that name the cell."""
+"""`MDS` on one worker: known shapes recovered, scikit-learn's results and conventions, and errors that name the cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tidemill.ml import MDS, ConvergenceWarning, NotFittedError, procrustes
 from tidemill.ml._job import active
 
-#: How far from exact positions each storage may leave points, in parts of the largest distance.
+#: How far from exact positions points may be with each storage, relative to the largest distance.
 STORAGES = {"float32": 2e-6, "float16": 3e-4, "fixed16": 3e-5}
 
 
@@ -37,13 +37,13 @@ def sphere(n: int = 200) -> NDArray[Any]:
 
 
 def off(model: MDS, points: NDArray[Any]) -> float:
-    """The largest distance of a point from where it should be, after the best rigid motion."""
+    """Return the largest distance of a point from its expected position, after the best rigid motion."""
     found = procrustes(model.embedding_, points)
     return float(np.linalg.norm(found.apply(model.embedding_) - points, axis=1).max() / distances(points).max())
 
 
 def stress_of(positions: NDArray[Any], delta: NDArray[Any], weights: NDArray[Any] | None = None) -> float:
-    """By the definition."""
+    """Return the stress by its definition."""
     errors = (distances(positions) - np.nan_to_num(delta)) ** 2
     return float((errors if weights is None else weights * errors).sum() / 2)
 
@@ -62,7 +62,9 @@ def test_known_shapes_are_recovered(storage: str, points: NDArray[Any], init: st
 
 
 def test_neighbours_on_a_swiss_roll_unroll_it() -> None:
-    """Distances along the surface, through neighbours, are those of a plane; a straight line through the roll is not among them."""
+    """Distances along the surface, through neighbors, are those of a plane; straight lines through the roll are not
+    among them.
+    """
     csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="SciPy is not installed")
     rng = np.random.default_rng(0)
     turn = np.sqrt(rng.uniform((1.5 * np.pi) ** 2, (4.5 * np.pi) ** 2, 600))
@@ -74,7 +76,7 @@ def test_neighbours_on_a_swiss_roll_unroll_it() -> None:
     near[near > np.partition(near, 11, axis=1)[:, 11:12]] = 0
     paths = csgraph.shortest_path(np.maximum(near, near.T), directed=False)
     model = MDS(n_components=2).fit(paths)
-    # Neighbours in space are neighbours in the plane.
+    # Neighbors in space are neighbors in the plane.
     closest = np.argsort(distances(flat), axis=1)[:, 1:6]
     found = np.argsort(distances(model.embedding_), axis=1)[:, 1:16]
     kept = np.mean([len(set(a) & set(b)) / 5 for a, b in zip(closest, found, strict=True)])
@@ -101,7 +103,7 @@ def test_vectors_stand_for_their_distances(d: int) -> None:
 
 # --- the algorithm ---------------------------------------------------------------------------------------------------
 def test_same_as_scikit_learns_smacof() -> None:
-    """From the same start, after as many iterations, to the digits of float32."""
+    """From the same start, after the same number of iterations, to the digits of float32."""
     manifold = pytest.importorskip("sklearn.manifold", reason="scikit-learn is not installed")
     vectors = np.random.default_rng(0).standard_normal((300, 10))
     delta, start = distances(vectors), vectors[:, :3]
@@ -119,7 +121,7 @@ def test_same_as_scikit_learns_smacof() -> None:
 @pytest.mark.parametrize("acceleration", [0, 1, 5])
 @pytest.mark.parametrize("kind", ["none", "vector", "matrix"])
 def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str, acceleration: int) -> None:
-    """A wrong row of B(Z) Z, a wrong weight or a loose solution of the system shows as a stress that grows, or ends too early."""
+    """A wrong row of B(Z) Z, a wrong weight or an imprecise solution shows as increasing stress, or as a premature end."""
     rng = np.random.default_rng(3)
     delta = distances(rng.standard_normal((90, 8)))
     u = rng.uniform(0.1, 1, 90)
@@ -146,7 +148,7 @@ def test_stress_never_grows_and_ends_where_its_gradient_vanishes(kind: str, acce
 
 @pytest.mark.parametrize("seed", range(3))
 def test_acceleration_saves_iterations(seed: int) -> None:
-    """From the same start: an extrapolation that goes astray every time would be plain SMACOF, or worse."""
+    """From the same start: an extrapolation that always fails would be plain SMACOF, or worse."""
     rng = np.random.default_rng(seed)
     delta = distances(rng.standard_normal((150, 20)))
     start = rng.standard_normal((150, 3))
@@ -155,7 +157,7 @@ def test_acceleration_saves_iterations(seed: int) -> None:
 
 
 def test_a_vector_of_weights_is_the_matrix_of_its_products() -> None:
-    """The closed form of the one and conjugate gradients of the other solve the same system."""
+    """The closed form for one and conjugate gradients for the other solve the same system."""
     rng = np.random.default_rng(4)
     delta, u, start = distances(rng.standard_normal((80, 6))), rng.uniform(0, 3, 80), rng.standard_normal((80, 3))
     u[5] = 0.01
@@ -170,13 +172,13 @@ def test_a_vector_of_weights_is_the_matrix_of_its_products() -> None:
 
 
 def prepared_bytes(model: MDS, delta: NDArray[Any], weights: NDArray[Any] | None) -> int:
-    """What a fit keeps of distances and weights."""
+    """Return the bytes that a fit stores for distances and weights."""
     kept: int = model._prepare(active(), delta, weights).problem.cells.nbytes
     return kept
 
 
 def test_weights_take_what_their_storage_says_and_vectors_of_them_nothing() -> None:
-    """A matrix of weights that is kept in more bytes, or a product of a vector that is written out somewhere."""
+    """Catches a matrix of weights that is stored in more bytes, or a product of a vector that is materialized."""
     n = 160
     delta, u = distances(sphere(n)), np.random.default_rng(0).uniform(0.1, 1, n)
     for storage, cell in (("float32", 4), ("float16", 2), ("fixed16", 2)):
@@ -186,7 +188,7 @@ def test_weights_take_what_their_storage_says_and_vectors_of_them_nothing() -> N
         for weight_storage, weight in (("float32", 4), ("float16", 2), ("fixed16", 2)):
             model = MDS(storage=storage, weight_storage=weight_storage)
             assert prepared_bytes(model, delta, np.outer(u, u)) == plain + weight * n * n
-    # Vectors of 3 features, and nothing of n squared beside them.
+    # Vectors of 3 features, and nothing else of size n squared.
     model = MDS(metric="euclidean")
     assert prepared_bytes(model, sphere(n), u) == prepared_bytes(model, sphere(n), None) < 100 * n
 
@@ -194,7 +196,9 @@ def test_weights_take_what_their_storage_says_and_vectors_of_them_nothing() -> N
 @pytest.mark.parametrize("weight_storage", STORAGES)
 @pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
 def test_weights_in_two_bytes(weight_storage: str, metric: str) -> None:
-    """Weights that are decoded wrongly, beside distances or vectors: the stress reported would not be that of the weights given."""
+    """With wrongly decoded weights, for distances or vectors, the stress reported would not be that of the given
+    weights.
+    """
     error = {"float32": 2**-23, "float16": 2**-11, "fixed16": 1 / 131070}[weight_storage]
     rng = np.random.default_rng(11)
     x = rng.standard_normal((130, 9))
@@ -214,7 +218,7 @@ def test_weights_in_two_bytes(weight_storage: str, metric: str) -> None:
 
 @pytest.mark.parametrize("weight_storage", STORAGES)
 def test_a_tiny_weight_is_not_a_missing_distance(weight_storage: str) -> None:
-    """A link that is kept as 0 leaves two groups with nothing between them; and what is 0 must stay missing."""
+    """A link stored as 0 would separate two groups; and 0 must remain a missing weight."""
     points = sphere(40)
     delta = distances(points)
     weights = np.kron(np.eye(2), np.ones((20, 20)))
@@ -230,7 +234,7 @@ def test_a_tiny_weight_is_not_a_missing_distance(weight_storage: str) -> None:
 
 @pytest.mark.parametrize("annealing", [False, True])
 def test_missing_distances(annealing: bool) -> None:
-    """What has no weight must not be looked at, not even where it is NaN, and the rest must be enough."""
+    """Distances without weight must not be used, even if they are NaN, and the others must suffice."""
     rng = np.random.default_rng(5)
     points = sphere(150)
     delta = distances(points)
@@ -253,7 +257,7 @@ def test_a_point_without_weight_follows_the_others() -> None:
     others = np.arange(60) != 7
     found = procrustes(model.embedding_[others], points[others])
     assert found.residual < 1e-5
-    # With its distances known, it is where they say, though it pulls nobody.
+    # If its distances are known, it is placed by them, though it attracts no others.
     model = MDS(tol=0, max_iter=300, init="random", random_state=1).fit(delta, weights=u)
     found = procrustes(model.embedding_[others], points[others])
     np.testing.assert_allclose(found.apply(model.embedding_[7]), points[7], atol=1e-3)
@@ -261,7 +265,7 @@ def test_a_point_without_weight_follows_the_others() -> None:
 
 @pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
 def test_points_without_weight_are_placed_when_the_others_lie_still(metric: str) -> None:
-    """The others lie where they should from the start, so that iterations ended with these anywhere."""
+    """The other points are in place from the start, so iterations ended with these points anywhere."""
     points, u = sphere(60), np.ones(60)
     u[:5] = 0
     delta = distances(points)
@@ -275,7 +279,7 @@ def test_points_without_weight_are_placed_when_the_others_lie_still(metric: str)
 @pytest.mark.parametrize("kind", ["none", "vector", "matrix"])
 @pytest.mark.parametrize("flat", ["place", "line", "plane", "turned plane", "far line"])
 def test_a_flat_start_is_left(flat: str, kind: str) -> None:
-    """Majorization keeps points on a line on that line: the stress stayed where it was."""
+    """Majorization keeps points on a line on that line, so the stress did not improve."""
     rng = np.random.default_rng(20)
     points = rng.standard_normal((40, 3))
     turn = np.linalg.qr(rng.standard_normal((3, 3)))[0]
@@ -294,7 +298,9 @@ def test_a_flat_start_is_left(flat: str, kind: str) -> None:
 
 
 def test_a_flat_start_that_fits_stays_flat() -> None:
-    """Distances of a plane, from that plane: there is nothing to leave it for; and of two points, from their line."""
+    """Distances in a plane, starting from that plane, and of two points from their line: there is no reason to leave
+    it.
+    """
     plane = np.random.default_rng(0).standard_normal((30, 3)) * [1, 1, 0]
     assert (MDS().fit(distances(plane), init=plane).embedding_[:, 2] == 0).all()
     two = MDS().fit([[0.0, 3.0], [3.0, 0.0]], init=[[0, 0, 0], [1, 0, 0]])
@@ -315,7 +321,7 @@ def test_annealing_leaves_local_optima() -> None:
 
 
 def test_annealing_begins_at_the_largest_distance_of_vectors() -> None:
-    """A mere bound would begin at temperatures where nothing is left of any distance."""
+    """With a mere upper bound, it would begin at temperatures at which all distances vanish."""
     vectors = np.random.default_rng(0).standard_normal((40, 5))
     direct = MDS(metric="euclidean", annealing=True, alpha=0.5, random_state=0).fit(vectors)
     kept = MDS(annealing=True, alpha=0.5, random_state=0).fit(distances(vectors))
@@ -334,7 +340,7 @@ def test_random_starts_compete() -> None:
 
 
 def test_distances_that_no_space_has() -> None:
-    """A triangle that breaks the inequality, and distances whose Gram matrix has large negative eigenvalues."""
+    """A triangle that violates the inequality, and distances whose Gram matrix has large negative eigenvalues."""
     model = MDS(2).fit([[0.0, 1.0, 9.0], [1.0, 0.0, 1.0], [9.0, 1.0, 0.0]])
     assert model.stress_ == pytest.approx(49 / 3, rel=1e-3)
     rng = np.random.default_rng(0)
@@ -354,13 +360,13 @@ def test_very_few_points() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_points_that_all_coincide_fit_perfectly() -> None:
-    """Kernels keep a distance of 0 a little above it, and the stress was all of that little: 1."""
+    """Kernels store a distance of 0 as slightly more, and the stress consisted entirely of that: 1."""
     for options in ({}, {"init": "random"}, {"annealing": True}):
         for weights in (None, np.arange(4.0), np.ones((4, 4))):
             assert MDS(**options).fit(np.zeros((4, 4)), weights=weights).normalized_stress_ == 0  # type: ignore[arg-type]
     assert MDS(metric="euclidean").fit(np.ones((4, 2))).normalized_stress_ == 0
     assert MDS().fit([[0.0]], weights=[[1.0]]).normalized_stress_ == 0
-    # Only distances that count do.
+    # Only distances that count matter.
     assert MDS().fit(np.ones((3, 3)) - np.eye(3), weights=[1, 0, 0]).normalized_stress_ == 0
     assert MDS().fit(1e-4 * (np.ones((3, 3)) - np.eye(3)), init=np.zeros((3, 3))).normalized_stress_ < 1e-3
 
@@ -434,14 +440,14 @@ def test_a_new_point_may_lie_off_what_the_others_lie_in(dimensions: int) -> None
     for weights in (None, np.broadcast_to(np.linspace(0, 1, 20), between.shape)):
         placed = model.transform(between, weights=weights)
         np.testing.assert_allclose(np.linalg.norm(placed[:, None] - model.positions_, axis=2), between, atol=1e-4)
-    # Two old points and no more that count lie on a line, too.
+    # Two old points with nonzero weight also form a line.
     model = MDS().fit(distances(sphere(20)))
     placed = model.transform(np.ones((1, 20)), weights=np.arange(20) < 2)
     np.testing.assert_allclose(np.linalg.norm(placed - model.positions_[:2], axis=1), 1, atol=1e-5)
 
 
 def test_a_new_point_ends_at_least_as_well_as_any_start() -> None:
-    """Its stress has local optima: far from exact, interpolation must still find a good one."""
+    """Its stress has local optima: even far from exact, interpolation must find a good one."""
     rng = np.random.default_rng(8)
     vectors = rng.standard_normal((120, 9))
     delta = distances(vectors)
@@ -480,7 +486,7 @@ def test_bad_distances_are_refused_with_the_cell(dtype: Any, value: float, messa
 
 @pytest.mark.parametrize("cell", [(3, 5), (7, 7)])
 def test_one_large_distance_hides_no_bad_ones(cell: tuple[int, int]) -> None:
-    """Beside a point a million away, distances of 1 in one direction and 50 in the other passed for rounding."""
+    """Next to a point a million away, distances of 1 in one direction and 50 in the other passed as rounding errors."""
     delta = distances(3 * sphere(20))
     delta[0, 1:] = delta[1:, 0] = 1e6
     MDS(max_iter=1).fit(delta)
@@ -490,7 +496,7 @@ def test_one_large_distance_hides_no_bad_ones(cell: tuple[int, int]) -> None:
 
 
 def test_tiny_negative_distances_are_refused_with_what_helps() -> None:
-    """Squared distances by correlation, 2 (1 - c), end a little below 0."""
+    """Squared distances by correlation, 2 (1 - c), can be slightly below 0."""
     delta = distances(sphere(20))
     delta[3, 3] = -1e-16
     with pytest.raises(
@@ -500,7 +506,7 @@ def test_tiny_negative_distances_are_refused_with_what_helps() -> None:
 
 
 def test_a_fit_that_ends_too_early_says_so(recwarn: pytest.WarningsRecorder) -> None:
-    """Stress of 0.35 where 0.2 was to be had, without a word."""
+    """The stress was 0.35 where 0.2 was possible, without a warning."""
     delta = distances(np.random.default_rng(0).normal(size=(60, 10)))
     with pytest.warns(ConvergenceWarning, match=r"MDS stopped after max_iter=3 iterations while .*tol=1e-06 of itself"):
         MDS(2, init="random", random_state=0, max_iter=3).fit(delta)
@@ -513,7 +519,7 @@ def test_a_fit_that_ends_too_early_says_so(recwarn: pytest.WarningsRecorder) -> 
 
 @pytest.mark.parametrize("metric", ["precomputed", "euclidean"])
 def test_a_table_is_a_matrix_of_its_columns(metric: str) -> None:
-    """A table was "got 1D array", a query "got scalar array"."""
+    """A table was "got 1D array", and a query "got scalar array"."""
     rows = distances(sphere(12))
     table = tm.Table.from_numpy({f"c{number}": column for number, column in enumerate(rows.T)})
     model = MDS(metric=metric).fit(table)
@@ -528,12 +534,14 @@ def test_a_table_is_a_matrix_of_its_columns(metric: str) -> None:
         assert placed.columns == [*table.columns, "id", "mds0", "mds1", "mds2"]
         assert np.sort(placed.to_dict()["mds0"]) == pytest.approx(np.sort(model.embedding_[:, 0]))
         by_step = model.transform(data).to_dict()
-        # Rows are placed batch by batch, until a batch stands still.
+        # Rows are placed batch by batch, until a batch no longer moves.
         assert np.sort(by_step["mds1"]) == pytest.approx(np.sort(model.transform(rows)[:, 1]), abs=1e-3)
 
 
 def test_distances_by_a_function() -> None:
-    """Of two arrays of rows: the same as the matrix that it makes, new points and those of weight 0 too; another shape is refused."""
+    """Of two arrays of rows: the same as the resulting matrix, including new points and those of weight 0; another
+    shape is an error.
+    """
     rng = np.random.default_rng(4)
     x, new = rng.normal(size=(70, 4)), rng.normal(size=(5, 4))
 
@@ -650,7 +658,7 @@ def test_input_is_left_alone_whatever_its_layout(tmp_path: Path) -> None:
     np.save(tmp_path / "delta.npy", delta)
 
     class Sliced:
-        """Rows that come only when they are asked for, as from a file."""
+        """Rows that are produced only on access, as from a file."""
 
         shape, dtype = delta.shape, delta.dtype
 
@@ -691,7 +699,7 @@ def test_parameters_representation_and_pickle() -> None:
     ],
 )
 def test_a_long_fit_draws_how_much_is_done(options: str, last: int) -> None:
-    """On a terminal, and nowhere else; of all temperatures and starts, so that it neither stands still nor begins anew."""
+    """Only on a terminal, and over all temperatures and starts, so that it neither stops nor restarts."""
     program = (
         "import numpy as np\nfrom tidemill import _progress\nfrom tidemill.ml import MDS, mds\n"
         "mds._LONG_S = _progress._EVERY_S = 0.0\n"

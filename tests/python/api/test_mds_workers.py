@@ -1,4 +1,4 @@
-"""`MDS` over several workers: the same result to the bit for any number of them, and an error on one is an error on all."""
+"""`MDS` over several workers: bitwise the same result for any number of them, and an error on one is an error on all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tidemill.ml._distances import _join
 
 Outcome = dict[str, Any]
 
-# Workers get these functions by value, and need not import what only the tests do: Hypothesis takes them longer than all they do.
+# Workers get these functions by value, and need not import what only tests need: importing Hypothesis takes longer than
+# all of their work.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -41,7 +42,7 @@ def symmetric_weights(n: int) -> NDArray[Any]:
 def fit_part(
     x: NDArray[Any], cuts: list[int] | None, parameters: dict[str, Any], weights: NDArray[Any] | None, how: str
 ) -> Outcome:
-    """On a worker: fit the rows between this rank's cuts (equal parts without) and tell what came out."""
+    """On a worker: fit the rows between this rank's cuts (equal parts without) and return the result."""
     comm = tidemill.init().comm
     cuts = cuts or [len(x) * rank // comm.size for rank in range(comm.size + 1)]
     part = slice(cuts[comm.rank], cuts[comm.rank + 1])
@@ -88,7 +89,7 @@ def compare(outcomes: list[Outcome], alone: MDS) -> None:
     ],
 )
 def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, Any]) -> None:
-    """Rows that are summed in another order, or a sum that depends on who has what, would show in the last bit."""
+    """Rows that are summed in another order, or sums that depend on the distribution, would show in the last bit."""
     n, parameters = 101, {**parameters, "max_iter": 12, "tol": 0.0}
     x = vectors(n) if kind == "vectors" else distances(vectors(n))
     u = np.random.default_rng(0).uniform(0.1, 1, n)
@@ -101,7 +102,9 @@ def test_workers_change_nothing(workers: int, kind: str, parameters: dict[str, A
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_change_nothing_of_points_that_are_placed_apart(workers: int) -> None:
-    """Those without weight, which only their own rank has distances of; and a start in a plane, which rank 0 leaves for all."""
+    """Points without weight, whose distances only their own rank has; and a start in a plane, which rank 0 leaves for
+    all.
+    """
     x = distances(vectors(61))
     u = np.where(np.arange(61) % 7 == 3, 0.0, 1.0)
     alone = MDS(max_iter=12).fit(x, weights=u)
@@ -155,7 +158,7 @@ def test_a_chain_over_all_ranks_holds_points_together() -> None:
 
 
 def fail_on(rank: int, bad: str) -> tuple[str, str]:
-    """On a worker: fit with something wrong on one rank; the type and text of the error."""
+    """On a worker: fit with an error on one rank; return the type and text of the exception."""
     comm = tidemill.init().comm
     x: Any = distances(vectors(40))
     own = slice(40 * comm.rank // comm.size, 40 * (comm.rank + 1) // comm.size)
@@ -172,7 +175,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
             case "negative":
                 x[first + 2, 1] = -1
             case "asymmetric":
-                # Its counterpart is held by another worker.
+                # Its counterpart is on another worker.
                 x[first + 2, (first + 20) % 40] += 0.5
             case "weight":
                 weights = -np.ones(own.stop - own.start)
@@ -195,7 +198,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
     try:
         MDS(**parameters).fit(x if isinstance(x, str) else x[own], weights=weights, init=init)
     except Exception as error:
-        # Nobody is left in the middle of a collective: the next one works.
+        # No rank is left in the middle of a collective: the next one works.
         assert comm.allgather(comm.rank) == list(range(comm.size))
         return type(error).__name__, str(error)
     return "", ""
@@ -220,7 +223,7 @@ def fail_on(rank: int, bad: str) -> tuple[str, str]:
     ],
 )
 def test_an_error_on_one_rank_is_raised_on_all(bad: str, messages: dict[int, Any]) -> None:
-    """A rank that leaves alone would let the others wait for ever."""
+    """If one rank left alone, the others would wait forever."""
     for rank, expected in messages.items():
         outcomes = run(fail_on, rank, bad, workers=3)
         assert all(kind in ("ValueError", "TypeError") for kind, _ in outcomes), outcomes
@@ -229,7 +232,7 @@ def test_an_error_on_one_rank_is_raised_on_all(bad: str, messages: dict[int, Any
 
 
 def part_alone() -> float:
-    """On a worker: each half of the ranks places points of its own."""
+    """On a worker: each half of the ranks places its own points."""
     from tidemill.ml import using
 
     comm = tidemill.init().comm

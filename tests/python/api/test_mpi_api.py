@@ -1,4 +1,4 @@
-"""What `tidemill` and `tidemill.mpi` offer: names, texts, and what the import costs."""
+"""The API of `tidemill` and `tidemill.mpi`: names, docstrings, and the cost of the import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def members(module: ModuleType) -> list[tuple[str, object]]:
 
 
 def undocumented(name: str, value: object) -> list[str]:
-    """Names of a public function or class, and of its public attributes, that say nothing about themselves."""
+    """Return the names of a public function or class, and of its public attributes, without a docstring."""
     if not inspect.isclass(value):
         return [] if inspect.getdoc(value) else [name]
     missing = [] if inspect.getdoc(value) else [name]
@@ -61,7 +61,7 @@ def test_both_names_of_the_module_are_one() -> None:
 
 
 def test_names_of_mpi4py_are_there() -> None:
-    """A name that is not here would end a program at its first line, whether it uses it or not."""
+    """A missing name would end a program at its first line, whether it uses the name or not."""
     names = json.loads((Path(__file__).parents[1] / "mpi_programs" / "names.json").read_text())
     absent = []
     for path in names:
@@ -82,7 +82,7 @@ def test_errors_are_caught_by_either_name() -> None:
 
 
 def test_errors_have_their_public_names() -> None:
-    """A traceback that names a private module sends its reader to the wrong place; pickles would break with the layout."""
+    """A traceback that names a private module misleads its reader; pickles would depend on the package's layout."""
     kinds = [name for name in _errors.__all__ if name.endswith(("Error", "Lost", "Failed"))]
     assert len(kinds) == 9
     for name in kinds:
@@ -99,14 +99,14 @@ def run_python(code: str, **env: str) -> str:
 
 
 def test_the_import_loads_little() -> None:
-    """Time depends on the machine; what is loaded does not. NumPy alone would take most of the 0.1 s."""
+    """Time depends on the machine; the modules loaded do not. NumPy alone would take most of the 0.1 s."""
     loaded = run_python("import sys, tidemill; print(*sorted(sys.modules))").split()
     heavy = {"numpy", "sklearn", "cloudpickle", "pickle", "tidemill._tidemill", "tidemill.mpi"}
     assert not heavy & set(loaded), heavy & set(loaded)
 
 
 def test_the_import_joins_no_job() -> None:
-    """A program that only asks for help must not wait for workers that are not there."""
+    """A program that only prints its help must not wait for workers that do not exist."""
     code = "from tidemill.mpi import MPI; print(MPI.SUM.is_predefined, MPI.COMM_NULL == MPI.Comm())"
     absent = {"TIDEMILL_RANK": "1", "TIDEMILL_SIZE": "2", "TIDEMILL_ROOT": "127.0.0.1:1", "TIDEMILL_SECRET": "0" * 64}
     assert run_python(code, **absent, TIDEMILL_JOB="x").split() == ["True", "True"]
@@ -127,7 +127,7 @@ def test_algorithms_and_repeatable_sums_are_chosen_by_keyword() -> None:
 
 
 def test_datatypes_chosen_by_digits() -> None:
-    """They are predefined, but have no name: their digits say what they are, also after pickling."""
+    """They are predefined, but have no name: they are identified by their digits, also after pickling."""
     for made, size, contents in (
         (MPI.Datatype.Create_f90_integer(4), 2, [4]),
         (MPI.Datatype.Create_f90_real(15, 300), 8, [15, 300]),
@@ -172,7 +172,7 @@ def test_pkl5_is_what_communicators_do_anyway() -> None:
 
 
 class Tensor:
-    """What libraries of tensors offer; as elements that NumPy lacks, if `bits` are given."""
+    """The interface of tensor libraries; with elements that NumPy lacks, if `bits` are given."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -187,7 +187,7 @@ class Tensor:
 
 
 def test_tensors_travel_by_dlpack() -> None:
-    """Shared and not copied, with the shape and type that the capsule tells; one that is not contiguous is refused."""
+    """Shared without copying, with the capsule's shape and type; a non-contiguous one is refused."""
     sent, room = Tensor(np.arange(6.0).reshape(2, 3)), Tensor(np.zeros((2, 3)))
     MPI.COMM_SELF.Sendrecv(sent, 0, 0, room, 0, 0)
     assert (room.array == sent.array).all() and sent.asked and room.asked
@@ -197,7 +197,7 @@ def test_tensors_travel_by_dlpack() -> None:
 
 
 def test_arrays_apart_from_their_pickle() -> None:
-    """From a threshold on, in any protocol; `None` is the default again."""
+    """From a threshold on, with any protocol; `None` restores the default."""
     way, array = MPI.Pickle(protocol=4, threshold=8), np.arange(4)
     assert (way.PROTOCOL, way.THRESHOLD) == (4, 8)
     body, (apart,) = way.dumps_oob(array)
@@ -207,7 +207,7 @@ def test_arrays_apart_from_their_pickle() -> None:
 
 
 def test_handles_are_made_of_their_own_kind() -> None:
-    """`MPI.Info(MPI.GROUP_NULL)` said that a group has no attribute `_items`, or took it."""
+    """`MPI.Info(MPI.GROUP_NULL)` said that a group has no attribute `_items`, or accepted it."""
     nulls = [getattr(MPI, name) for name in dir(MPI) if name.endswith("_NULL") and name != "PROC_NULL"]
     assert len(nulls) == 11
     for null in nulls:
@@ -246,7 +246,7 @@ def test_messages_without_a_datatype_or_in_another_byte_order() -> None:
 
 
 def test_functions_of_attributes_that_raise() -> None:
-    """As in mpi4py an error of MPI, with what was raised as its cause."""
+    """As in mpi4py, an MPI error, caused by the exception raised."""
 
     def refuse(*_: object) -> None:
         raise ValueError("not this one")
@@ -261,7 +261,7 @@ def test_functions_of_attributes_that_raise() -> None:
 
 
 def test_who_gives_an_object_is_told_of_the_small_letter() -> None:
-    """It was "expecting buffer or list/tuple", of a list."""
+    """It was "expecting buffer or list/tuple", for a list."""
     comm = tidemill.init().comm
     for given in ([1, 2, 3], [1.0, 2], 5, "text", None):
         with pytest.raises(TypeError, match=r"message: expecting buffer or list/tuple.*bcast for Bcast"):

@@ -1,4 +1,4 @@
-"""`procrustes`: the closed form against SciPy and against what was done to the points."""
+"""`procrustes`: the closed form, compared with SciPy and with known transformations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def orthogonal(rng: np.random.Generator, k: int, determinant: float) -> NDArray[
 def test_what_was_done_to_the_points_is_found(
     seed: int, n: int, k: int, mirror: bool, scale: bool, size: float
 ) -> None:
-    """A transposed rotation, a lost mean or a wrong sign leaves a residual."""
+    """A transposed rotation, a missing mean or a wrong sign leaves a residual."""
     rng = np.random.default_rng(seed)
     points = rng.standard_normal((n, k)) * size
     factor = 2.5 if scale else 1.0
@@ -96,7 +96,7 @@ def test_no_other_motion_is_better(seed: int, n: int, k: int, scale: bool, refle
 
 @pytest.mark.parametrize("reflection", [True, False])
 def test_degenerate_points(reflection: bool) -> None:
-    """Of rotations that are equally good it must be the one nearest to none, or frames of a picture would spin."""
+    """Among equally good rotations, it must choose the one closest to the identity, or frames would spin."""
     one = procrustes([[1.0, 2.0, 3.0]], [[4.0, 4.0, 4.0]], reflection=reflection)
     np.testing.assert_allclose(one.rotation, np.eye(3), atol=1e-15)
     np.testing.assert_allclose(one.translation, [3, 2, 1])

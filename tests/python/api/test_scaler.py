@@ -1,4 +1,4 @@
-"""`StandardScaler`: scikit-learn's results and conventions, rows dealt over workers, DataSets."""
+"""`StandardScaler`: scikit-learn's results and conventions, rows distributed over workers, DataSets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.ml import StandardScaler
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_same_as_scikit_learn(dtype: Any) -> None:
-    """Also where a textbook's sum of squares loses everything: far from 0, with features that do not vary, NaN and weights."""
+    """Also where a textbook sum of squares loses all precision: far from 0, with constant features, NaN and weights."""
     preprocessing = pytest.importorskip("sklearn.preprocessing", reason="scikit-learn is not installed")
     rng = np.random.default_rng(1)
     x = (rng.normal(size=(9000, 5)) * [1, 1e3, 1e-3, 0, 0] + [1e4, 0, 1, 7.3, 0]).astype(dtype)
@@ -30,7 +30,8 @@ def test_same_as_scikit_learn(dtype: Any) -> None:
                     a, b = getattr(ours, name), getattr(theirs, name)
                     assert (a is None) == (b is None), name
                     if a is not None:
-                        # scikit-learn sums float32 in float64 in another order; a constant feature has a variance of rounding.
+                        # scikit-learn sums float32 in float64 in another order; the variance of a constant feature is a
+                        # rounding error.
                         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9, err_msg=f"{name} {options}")
                 scaled = ours.transform(rows)
                 assert scaled.dtype == dtype
@@ -49,7 +50,7 @@ def test_large_numbers_keep_their_spread() -> None:
 
 
 def test_scikit_learn_conventions() -> None:
-    """Every check that scikit-learn has for estimators."""
+    """All of scikit-learn's checks for estimators."""
     checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="scikit-learn is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -59,7 +60,7 @@ def test_scikit_learn_conventions() -> None:
 
 
 def test_data_sets() -> None:
-    """Columns by name, others kept in their place; what is wrong with a column is named."""
+    """Columns by name, others unchanged; errors name the column."""
     data = tm.from_dict({"id": ["a", "b", "c"], "x": [1.0, 2.0, 6.0], "n": [1, 3, 5], "w": [1.0, 1.0, 0.0]})
     scaler = StandardScaler().fit(data, sample_weight="w")
     assert scaler.feature_names_in_.tolist() == ["x", "n"]
@@ -83,7 +84,7 @@ def test_data_sets() -> None:
 
 
 def on_a_worker() -> str:
-    """What a worker finds: with rows dealt in order, one rank without any, and of a DataSet; and what it is refused with."""
+    """Results on a worker: with rows distributed in order, one rank without any, and for a DataSet; and error messages."""
     comm = tm.init().comm
     x = np.random.default_rng(3).normal(1e6, [1, 100], (5001, 2))
     ends = [0, 0, 4000, 5001]
@@ -104,7 +105,7 @@ def on_a_worker() -> str:
 
 
 def test_rows_dealt_over_workers() -> None:
-    """All ranks have the same to the bit, and it is that of all rows; what one is refused with is raised on all."""
+    """All ranks have bitwise the same result, which is that of all rows; an error on one is raised on all."""
     refused = standing.run(on_a_worker, workers=3)
     assert "Input X contains infinity" in refused[1]
     assert refused[0] == refused[2] and refused[0].startswith("rank 1: Input X contains infinity")

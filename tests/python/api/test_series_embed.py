@@ -1,4 +1,4 @@
-"""Frames: equal on any number of workers, ids that come and go, alignment, groups, and what lies in the folder."""
+"""Frames: equal on any number of workers, with ids that come and go, alignment, groups, and the folder's contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAN = float("nan")
 
 
 def market(ids: int = 24, days: int = 80, sectors: int = 3, seed: int = 0) -> series.Panel:
-    """Series of which those of a sector move alike; the first two come late, the third goes early."""
+    """Return series that move alike within a sector; the first two start late, and the third ends early."""
     rng = np.random.default_rng(seed)
     common = rng.normal(scale=0.02, size=(days, sectors))
     own = rng.normal(scale=0.008, size=(days, ids))
@@ -35,7 +35,7 @@ def market(ids: int = 24, days: int = 80, sectors: int = 3, seed: int = 0) -> se
 
 
 def spread(positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distances of all pairs."""
+    """Return the distances of all pairs."""
     found: NDArray[np.float64] = np.sqrt(((positions[:, None] - positions[None]) ** 2).sum(axis=2))
     return found
 
@@ -51,7 +51,7 @@ def test_who_moves_alike_is_near() -> None:
         assert apart[same].mean() < 0.5 * apart[sector[:, None] != sector].mean()
         assert 0 < frame.stress < 0.4
         assert frame.heat_map.sum() == len(frame.ids) * (len(frame.ids) - 1)
-        # Most pairs are as far apart as they shall be: the heat map's diagonal.
+        # Most pairs have their original distance, on the heat map's diagonal.
         rows, columns = np.indices(frame.heat_map.shape)
         near = frame.heat_map[np.abs(rows - columns) <= 1].sum()
         assert near > 0.8 * frame.heat_map.sum()
@@ -60,7 +60,7 @@ def test_who_moves_alike_is_near() -> None:
 
 
 def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_right(tmp_path: Path) -> None:
-    """Of ten points that are all equally far from each other, which no three dimensions have: all pairs are in one column."""
+    """Ten points with equal distances, which three dimensions cannot represent: all pairs are in one column."""
     panel = market(ids=10)
 
     def equal(values: NDArray[np.float64], rows: slice) -> NDArray[np.float64]:
@@ -73,7 +73,7 @@ def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_rig
     expected, _, _ = np.histogram2d(
         apart, np.full(len(apart), 3.0), bins=len(frame.heat_map), range=[[0, frame.heat_max]] * 2
     )
-    # Sums are added up in another order there: a pair at the edge of a cell may be in the one beside it.
+    # Sums are added in another order there, so a pair at the edge of a cell may be in the next one.
     assert np.abs(frame.heat_map - expected).sum() <= 4
     assert np.count_nonzero(frame.heat_map.sum(axis=0)) == 1 < np.count_nonzero(frame.heat_map.sum(axis=1))
     written = FrameReader(tmp_path / "map")[0]
@@ -83,7 +83,7 @@ def test_a_heat_map_has_projected_distances_upwards_and_original_ones_to_the_rig
 
 @pytest.mark.parametrize(("ids", "side"), [(10, 8), (70, 8), (150, 12), (1700, 40)])
 def test_what_a_frame_takes_on_disk(ids: int, side: int, tmp_path: Path) -> None:
-    """A heat map of 6400 bytes was most of a frame of few points: it has no more cells than there are points, but 64."""
+    """A heat map of 6400 bytes was most of a frame with few points: it has no more cells than points, but at least 64."""
     panel = market(ids=ids)
     groups = series.Groups({"sector": {name: str(number % 3) for number, name in enumerate(panel.ids)}})
     folder = series.FrameFolder(tmp_path / "map", groups=groups)
@@ -91,12 +91,13 @@ def test_what_a_frame_takes_on_disk(ids: int, side: int, tmp_path: Path) -> None
     assert {frame.heat_map.shape for frame in frames} == {(side, side)}
     for frame, file in zip(frames, sorted((tmp_path / "map").glob("frame-*")), strict=True):
         count = len(frame.ids)
-        # Of each point its position, two values, the bin of its change and a bit for being there; and what is in the file.
+        # For each point its position, two values, the bin of its change and a presence bit, plus the overhead of the
+        # file.
         assert file.stat().st_size <= 12 * count + ids // 8 + 1 + max(4 * count, 256) + 600
 
 
 def test_ids_come_and_go() -> None:
-    """A window has the ids that are there for 95 % of it; a new one is placed near those that it moves with."""
+    """A window contains the ids with data for 95 % of it; a new one is placed near those that it moves with."""
     panel = market()
     frames = list(series.embed(panel, series.windows(panel.times, "20d", "10d")))
     there = [set(frame.ids.tolist()) for frame in frames]
@@ -116,12 +117,12 @@ def test_new_ids_are_placed_among_their_nearest() -> None:
     assert init is not None
     assert init[:4].tolist() == previous.positions.tolist()
     assert init[4] == pytest.approx([0, 0, 0], abs=1e-4)
-    # With fewer than four that were there nothing can be held on to.
+    # With fewer than four earlier points there is nothing to align to.
     assert _placed(None, np.array(["a", "b", "c", "x"]), slice(0, 4), np.ones((4, 4)), previous) is None
 
 
 def test_a_window_in_which_nothing_moves_says_nothing_of_the_next() -> None:
-    """All points were in one place, where the next window started, and stayed for ever."""
+    """All points were in one place, where the next window started, and stayed there forever."""
     still = market(ids=8)
     still.values[:45] = still.values[45]
     still = series.Panel(still.times, still.ids[3:], still.values[:, 3:])
@@ -129,7 +130,7 @@ def test_a_window_in_which_nothing_moves_says_nothing_of_the_next() -> None:
     first, *others = series.embed(still, windows)
     assert (first.stress, np.ptp(first.positions)) == (0, 0)
     assert all(0 < frame.stress < 0.4 for frame in others[3:])
-    # Nor does a line, of two groups that each kept to one place.
+    # Nor does a line of two groups, each in one place.
     (frame,) = series.embed(still, windows[4:5])
     line = Base(frame.ids, frame.positions * [1, 0, 0])
     embedder = series.Embedder()
@@ -150,7 +151,7 @@ def test_an_id_that_is_called_like_a_reference_is_refused_with_what_helps() -> N
 
 
 def embed_on_worker(shape: tuple[int, ...], options: dict[str, Any]) -> str:
-    """On a worker: the frames of a market, as text, in which no bit is lost."""
+    """On a worker: return the frames of a market as text without loss of precision."""
     from tidemill.series import _embed
 
     panel, usual = market(*shape), _embed.ALONE_IDS_MAX
@@ -169,7 +170,7 @@ def embed_on_worker(shape: tuple[int, ...], options: dict[str, Any]) -> str:
 
 def run(workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
     texts = standing.run(embed_on_worker, shape, options, workers=workers)
-    # Every worker has the same frames, to the last bit.
+    # Every worker has bitwise the same frames.
     assert len(set(texts)) == 1
     frames: list[Any] = json.loads(texts[0])
     return frames
@@ -189,7 +190,7 @@ def run(workers: int, shape: tuple[int, ...], **options: Any) -> list[Any]:
     ids=str,
 )
 def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any]) -> None:
-    """To the last bit where windows are dealt; of rows that workers share sums in another order may round otherwise."""
+    """Bitwise, if windows are distributed; sums over shared rows may be rounded differently in another order."""
     expected = run(1, (), **options)
     assert len(expected) == 9
     for workers in (2, 3, 4):
@@ -205,7 +206,7 @@ def test_any_number_of_workers_makes_the_same_frames(options: dict[str, Any]) ->
 
 
 def write_on_worker(folder: str, options: dict[str, Any]) -> tuple[list[Any], dict[str, tuple[int, int]]]:
-    """On a worker: frames of a market into a folder; their figures, and what its relay has sent."""
+    """On a worker: write frames of a market into a folder; return their figures, and what its relay has sent."""
     from tidemill.series import _embed
 
     sent: dict[str, tuple[int, int]] = {}
@@ -229,7 +230,9 @@ def write_on_worker(folder: str, options: dict[str, Any]) -> tuple[list[Any], di
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"key_every": 1}, {"start": "independent", "align": "first"}], ids=str)
 def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, Any], tmp_path: Path) -> None:
-    """Of 57 windows, in chains of 8 or 1: frames do not go from worker to worker, only where a key and a chain have ended, and files to worker 0."""
+    """With 57 windows, in chains of 8 or 1, frames are not sent between workers, except at ends of keys and chains, and
+    files go to worker 0.
+    """
     panel = market(ids=60, days=96)
     windows = series.windows(panel.times, "40d", "1d")
     ((expected, _),) = standing.run(write_on_worker, str(tmp_path / "1"), options, workers=1)
@@ -237,7 +240,7 @@ def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, An
     index = (tmp_path / "1" / "index.jsonl").read_text().splitlines()
     files = {path.name: path.read_bytes() for path in (tmp_path / "1").glob("*.safetensors")}
     assert len(windows) == len(expected) == sum(name.startswith("frame-") for name in files) == 57
-    # Ids that come late are in no frame before; and a folder that one worker writes alone is the same.
+    # Ids that come late are not in earlier frames; and a folder written by one worker alone is the same.
     assert sum(name.startswith("points-") for name in files) > 1
     alone = series.FrameFolder(
         tmp_path / "0", groups=series.Groups({"sector": {n: f"sector {i % 3}" for i, n in enumerate(panel.ids)}})
@@ -254,7 +257,7 @@ def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, An
                 kind: tuple(np.sum([sent.get(kind, (0, 0)) for _, sent in results], axis=0).tolist())
                 for kind in ("key", "past", "frame", "end")
             }
-            # Worker 0 makes some frames itself; each of the others' goes to it, as files of 11 bytes a point.
+            # Worker 0 makes some frames itself, and receives each of the others as files with 11 bytes per point.
             assert 57 - 57 // workers - 8 <= sent["frame"][0] <= 57
             assert sent["frame"][1] < sent["frame"][0] * (3000 + 20 * 60)
             assert sent["key"][0] <= (chains - 1 if options.get("start") != "independent" else 0)
@@ -265,7 +268,9 @@ def test_frames_are_written_by_who_makes_them_and_the_same(options: dict[str, An
 
 
 def test_keys_start_from_keys() -> None:
-    """Which windows are keys does not depend on how many are asked for at a time, and with `key_every` beyond them all it is one chain."""
+    """Which windows are keys does not depend on how many are requested at a time; with a large `key_every`, there is
+    one chain.
+    """
     panel = market()
     windows = series.windows(panel.times, "40d", "2d")
     whole = [frame.positions.tolist() for frame in series.embed(panel, windows, key_every=4)]
@@ -282,7 +287,7 @@ def test_keys_start_from_keys() -> None:
 
 
 def test_more_workers_than_ids() -> None:
-    """Workers without a row of their own take part, and get all of it."""
+    """Workers without rows take part, and get the whole result."""
     shape = (6, 80, 1)
     for options in ({}, {"alone_ids_max": 0}, {"start": "independent"}):
         for frame, one in zip(run(7, shape, **options), run(1, shape, **options), strict=True):
@@ -290,7 +295,7 @@ def test_more_workers_than_ids() -> None:
 
 
 def test_frames_are_aligned() -> None:
-    """Independent windows come out turned anyhow; aligned, points move only as far as distances changed."""
+    """Independent windows have arbitrary rotations; after alignment, points move only as far as distances have changed."""
     panel = market(ids=40)
     windows = series.windows(panel.times, "60d", "1d")
     previous = list(series.embed(panel, windows, start="independent"))
@@ -306,14 +311,14 @@ def test_frames_are_aligned() -> None:
 
 
 def test_frames_are_aligned_to_what_all_windows_have_in_common() -> None:
-    """The ids of all windows, embedded over all times; each frame depends on that alone, and on no frame before."""
+    """The ids of all windows, embedded over all times; each frame depends only on this, not on earlier frames."""
     panel = market()
     windows = series.windows(panel.times, "20d", "10d")
     embedder = series.Embedder(start="independent", align="common")
     frames = list(embedder.frames(panel, windows))
     common = embedder.fixed
     assert common is not None and common.ids.tolist() == panel.ids[3:].tolist()
-    # Of those ids alone that is an ordinary frame, of one long window.
+    # This is an ordinary frame of these ids, with one long window.
     alone = series.Panel(panel.times, panel.ids[3:], panel.values[:, 3:], panel.caps[:, 3:])  # type: ignore[index]
     (whole,) = series.embed(alone, series.windows(panel.times, "80d", 1))
     np.testing.assert_allclose(common.positions, whole.positions, atol=1e-9)
@@ -321,7 +326,7 @@ def test_frames_are_aligned_to_what_all_windows_have_in_common() -> None:
     again = list(series.embed(panel, windows[::-1], start="independent", align=places))[::-1]
     for frame, one in zip(frames, again, strict=True):
         np.testing.assert_array_equal(frame.positions, one.positions)
-        # The first one too lies on something.
+        # The first frame is aligned, too.
         assert 0.3 < frame.fit == one.fit
     for one, other in pairwise(frames):
         _, here, there = np.intersect1d(one.ids, other.ids, return_indices=True)
@@ -343,7 +348,7 @@ def test_frames_lie_on_points_that_were_given_but_are_not_stretched() -> None:
     np.testing.assert_allclose(np.corrcoef(turned.positions.ravel(), given.ravel())[0, 1], 1, atol=0.2)
     (on,) = series.embed(panel, windows, align={name: np.array(place) / 3 for name, place in places.items()})
     np.testing.assert_allclose(on.positions, given / 3, atol=1e-6)
-    # Nobody in common: it is about its middle, as a first frame is.
+    # Without common ids, it is centered like a first frame.
     (alone,) = series.embed(panel, windows, align={name: [0.0, 0, 1] for name in "abcd"})
     assert np.isnan(alone.fit)
 
@@ -376,7 +381,7 @@ def test_what_cannot_be_aligned_to_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_are_those_of_mds() -> None:
-    """A frame is what MDS makes of the window's distances, with the weights of its capital, or with none."""
+    """A frame is the result of MDS on the window's distances, weighted by market value or not."""
     panel = market(ids=12)
     # Two that are worth a hundred times as much as the others.
     assert panel.caps is not None
@@ -386,7 +391,7 @@ def test_weights_are_those_of_mds() -> None:
     (plain,) = series.embed(panel, [window], weighted=False)
     segment = panel.segment(window)
     assert segment.caps is not None
-    # The root of the root, of at least a twentieth of the greatest.
+    # The fourth root of the value, which counts as at least a twentieth of the maximum.
     worth = np.maximum(segment.caps, 0.05 * segment.caps.max()) ** 0.25
     apart = series.distances(segment.values)
     for frame, weights in ((weighted, worth), (plain, None)):
@@ -395,7 +400,7 @@ def test_weights_are_those_of_mds() -> None:
         assert frame.stress == pytest.approx(model.normalized_stress_, rel=1e-6)
         np.testing.assert_allclose(spread(frame.positions), spread(model.positions_), atol=1e-6)
     assert not np.allclose(spread(weighted.positions), spread(plain.positions), atol=0.01)
-    # Without a column of capital all pairs weigh the same anyway.
+    # Without a column of market values, all pairs have the same weight anyway.
     (bare,) = series.embed(series.Panel(panel.times, panel.ids, panel.values), [window])
     assert bare.positions.tolist() == plain.positions.tolist()
 
@@ -407,14 +412,15 @@ def test_references_are_points_where_they_say_something() -> None:
     assert not names & set(next(series.embed(panel, windows)).ids.tolist())
     shown = next(series.embed(panel, windows, length="log"))
     assert shown.ids[-5:].tolist() == list(series.REFERENCES)
-    # The constant one has no length: whoever ends where it began is near it. All others are as far as their own length.
+    # The constant one has length 0: series that end where they began are near it. All others are as far as their own
+    # length.
     apart = spread(shown.positions)
     length = series._distance.lengths(panel.segment(windows[0]).values, "log")
     place = shown.ids.tolist().index("constant")
     assert np.corrcoef(apart[place, : len(length)], length)[0, 1] > 0.9
     assert names <= set(next(series.embed(panel, windows, with_references=True)).ids.tolist())
     assert not names & set(next(series.embed(panel, windows, of="values", with_references=False)).ids.tolist())
-    # By Euclidean distance of changes all five are where nothing moves: who moves little is near, and each as far as it moves.
+    # By Euclidean distance of changes, all five are where nothing moves: series are as far away as they move.
     still = next(series.embed(panel, windows, kind="euclidean", max_iter=1000))
     assert still.ids[-5:].tolist() == list(series.REFERENCES)
     values = panel.segment(windows[0]).values
@@ -436,7 +442,7 @@ def test_windows_with_too_few_ids_are_left_out_and_told() -> None:
     windows = series.windows(panel.times, "38d", "1d")
     embedder = series.Embedder()
     frames = list(embedder.frames(panel, windows))
-    # Around the middle one has gone, and two have not been there for long enough.
+    # Around the middle, one has ended, and two have not been there long enough.
     assert len(embedder.left_out) > 0
     assert len(frames) + len(embedder.left_out) == len(windows)
     few = series.Panel(panel.times, panel.ids[3:6], panel.values[:, 3:6])
@@ -448,7 +454,7 @@ def test_windows_with_too_few_ids_are_left_out_and_told() -> None:
 
 
 def test_windows_with_too_few_times_are_left_out_or_an_error() -> None:
-    """Of one or no change everything correlates alike: frames of 2 days were perfect, with all points in one place."""
+    """With one or no change, all series correlate equally: frames of 2 days were perfect, with all points in one place."""
     panel = market()
     for options in ({"of": "changes"}, {"of": "differences"}, {"of": "values"}, {"kind": "euclidean"}):
         enough = {"values": 2}.get(options.get("of", ""), 2 if "kind" in options else 3)
@@ -467,7 +473,7 @@ def test_windows_with_too_few_times_are_left_out_or_an_error() -> None:
 
 
 def test_errors_name_the_window_and_the_series() -> None:
-    """They named points by number, of whichever window."""
+    """They named points by number, without the window."""
 
     def off(values: NDArray[np.float64], rows: slice) -> NDArray[np.float64]:
         apart = np.abs(values[:, rows, None] - values[:, None]).sum(axis=0)
@@ -484,7 +490,7 @@ def test_errors_name_the_window_and_the_series() -> None:
 
 
 def test_a_length_that_would_not_be_used_is_refused() -> None:
-    """``--length log`` was ignored beside Euclidean distance."""
+    """``--length log`` was ignored with Euclidean distance."""
     for kind in ("euclidean", lambda values, rows: values):
         with pytest.raises(series.SeriesError, match=r'--length log \(length="log"\) is of --distance correlation'):
             series.Embedder(kind=kind, length="log")
@@ -493,7 +499,7 @@ def test_a_length_that_would_not_be_used_is_refused() -> None:
 
 
 def test_a_panel_may_be_made_of_lists() -> None:
-    """Lists were taken, and failed in the embedding."""
+    """Lists were accepted, and failed in the embedding."""
     panel = market()
     lists = series.Panel(panel.times.tolist(), panel.ids.tolist(), panel.values.tolist())  # type: ignore[arg-type]
     assert next(series.embed(lists, series.windows(lists.times, "20d", "5d"))).ids.tolist()[0] == "s02"
@@ -502,7 +508,7 @@ def test_a_panel_may_be_made_of_lists() -> None:
 @pytest.mark.parametrize("start", ["previous", "independent"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_cannot_be_measured_is_an_error_on_every_worker(start: str, workers: int) -> None:
-    """A value of 0 in a late window, which only one worker may come to see."""
+    """A value of 0 in a late window, which only one worker may encounter."""
 
     def embed() -> str:
         panel = market()
@@ -549,9 +555,9 @@ def test_groups(tmp_path: Path) -> None:
         with pytest.raises((series.SeriesError, tm.DataSetError)) as caught:
             groups_of(path, wrong, ["A", "B"], **options)
         assert message in str(caught.value)
-    # Ids that were whole numbers, until something made them floats.
+    # Ids that were integers, until something made them floats.
     assert groups_of(path, "permno,sector\n10000.0,Oil\n", ["10000"]).groupings == {"sector": {"10000": "Oil"}}
-    # While more may come, that nobody has come yet is no error.
+    # As long as more may come, missing ids are not an error.
     growing = series.read_groups(path, ["1"], growing=True)
     assert growing.groupings == {"sector": {"10000": "Oil"}}
     assert growing.notes == [
@@ -560,7 +566,7 @@ def test_groups(tmp_path: Path) -> None:
 
 
 def test_groups_called_like_what_is_added_keep_their_place(tmp_path: Path) -> None:
-    """A column ``change`` of the groups was replaced by the bins without a word."""
+    """A column ``change`` of the groups was silently replaced by the bins."""
     panel = market()
     panel.caps_name = "traded value"
     own = {name: dict.fromkeys(panel.ids, "own") for name in ("change", "traded value")}

@@ -1,4 +1,4 @@
-"""Windows, what they see of a panel, distances, weights and references, against cases made by hand."""
+"""Windows and their view of a panel, distances, weights and references, compared with cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAN = float("nan")
 
 
 def days(first: str, count: int) -> NDArray[np.datetime64]:
-    """Business days, which are not days of the calendar."""
+    """Return business days, which differ from calendar days."""
     return np.busday_offset(first, np.arange(count), roll="forward").astype("datetime64[us]")
 
 
@@ -31,12 +31,12 @@ def test_windows_count_days_that_have_data() -> None:
     assert edges(times, "10d", "1d") == [(0, 10)]
     assert edges(times, "4d", "3d", accumulate=True) == [(0, 4), (0, 7), (0, 10)]
     assert [window.label for window in series.windows(times, "4d", "3d")] == ["2024-01-04", "2024-01-09", "2024-01-12"]
-    # Gaps between windows are what is asked for.
+    # These are gaps between windows, as requested.
     assert edges(times, "2d", "4d") == [(0, 2), (4, 6), (8, 10)]
 
 
 def test_a_day_has_all_of_its_times() -> None:
-    """With several times a day, 2d is two days and not two rows."""
+    """With several times per day, 2d means two days and not two rows."""
     times = (days("2024-01-01", 4)[:, None] + np.array([9, 12, 15]) * np.timedelta64(1, "h")).ravel()
     assert edges(times, "2d", "1d") == [(0, 6), (3, 9), (6, 12)]
     assert edges(times, "2r", "5r") == [(0, 2), (5, 7), (10, 12)]
@@ -45,7 +45,7 @@ def test_a_day_has_all_of_its_times() -> None:
 
 def test_windows_by_the_calendar() -> None:
     times = np.arange("2024-01-31", "2024-05-01", dtype="datetime64[D]").astype("datetime64[us]")
-    # The 31st of February is its last day: windows are from 31 January, 29 February, 31 March.
+    # February 31 becomes the last day of the month: windows start on January 31, February 29, March 31.
     assert edges(times, "1mo", "1mo") == [(0, 29), (29, 60), (60, 90)]
     assert edges(times, "2w", "4w") == [(0, 14), (28, 42), (56, 70)]
     assert edges(days("2023-01-02", 261), "1y", "1y") == [(0, 261)]
@@ -53,7 +53,7 @@ def test_windows_by_the_calendar() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_of_a_growing_panel_only_become_more(seed: int) -> None:
-    """A frame that has been written must stay that of its window, however many days follow."""
+    """A written frame must remain that of its window, however many days follow."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.choice(np.arange("2020-01-01", "2022-01-01", dtype="datetime64[D]"), 200, replace=False))
     length, shift = rng.choice(["7d", "20d", "3w", "1mo"]), rng.choice(["1d", "5d"])
@@ -68,7 +68,7 @@ def test_windows_of_a_growing_panel_only_become_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_of_days_that_grow_time_by_time_only_become_more(seed: int) -> None:
-    """A window was full at the first time of its last day, and was other rows when the day's other times came."""
+    """A window was full at the first time of its last day, and changed when the day's other times arrived."""
     rng = np.random.default_rng(seed)
     dates = np.sort(rng.choice(np.arange("2020-01-01", "2020-06-01", dtype="datetime64[D]"), 60, replace=False))
     hours = [[10, 12], *(sorted(rng.choice([10, 12, 14, 16], rng.integers(1, 5), replace=False)) for _ in dates[1:])]
@@ -87,12 +87,12 @@ def test_windows_of_days_that_grow_time_by_time_only_become_more(seed: int) -> N
         assert now[: len(known)] == known
         assert now == whole[: len(now)]
         known = now
-    # All but those that end with the last day, which may go on.
+    # All except those that end with the last day, which may continue.
     assert known == [window for window in whole if window.end < len(times)]
 
 
 def test_daily_windows_need_no_later_day() -> None:
-    """Of data with one time a day, at the same time of day, the newest day is full as soon as it is there."""
+    """In data with one time per day, always the same, the newest day is complete as soon as it arrives."""
     for clock in (0, 16):
         times = days("2024-01-01", 10) + np.timedelta64(clock, "h")
         assert series.windows(times, "4d", "3d", growing=True) == series.windows(times, "4d", "3d")
@@ -128,7 +128,7 @@ def test_gaps_are_filled_with_the_value_before() -> None:
 
 
 def test_a_series_that_lacks_more_than_a_part_is_left_out() -> None:
-    """The limit itself is allowed; one more is not; one that is not there at all is not counted as dropped."""
+    """The limit itself is allowed; one more is not; a series that is entirely absent does not count as dropped."""
     values = np.ones((20, 4))
     values[3, 1] = values[3:5, 2] = NAN
     values[:, 3] = NAN
@@ -143,7 +143,7 @@ def test_a_series_that_lacks_more_than_a_part_is_left_out() -> None:
 
 
 def test_a_window_sees_only_itself() -> None:
-    """A value from before the window must not fill its first gap: the series may have been away for years."""
+    """A value from before the window must not fill its first gap: the series may have been absent for years."""
     values = np.array([[7.0], [NAN], [3.0], [4.0]])
     panel = series.Panel(days("2024-01-01", 4), np.array(["a"]), values)
     segment = panel.segment(series.windows(panel.times, "3d", "1d")[1], missing_max=0.5)
@@ -159,7 +159,7 @@ def test_caps_are_means_of_the_days_on_which_they_are_known() -> None:
 
 
 def slow_distances(values: NDArray[np.float64], of: str, length: str) -> NDArray[np.float64]:
-    """The formula of the documentation, pair by pair, in NumPy's own correlation."""
+    """The documented formula, pair by pair, with NumPy's own correlation."""
     compared = {"changes": np.diff(np.log(values), axis=0), "differences": np.diff(values, axis=0), "values": values}[
         of
     ]
@@ -188,7 +188,7 @@ def test_distances_are_those_of_the_formula(of: str, length: str, seed: int) -> 
     expected = slow_distances(values, of, length)
     found = series.distances(values, of=of, length=length)  # type: ignore[arg-type]
     np.testing.assert_allclose(found, expected, atol=1e-6 * expected.max())
-    # A worker's rows are those of the whole, to the last bit or nearly.
+    # A worker's rows equal those of the whole, at least almost bitwise.
     count = values.shape[1]
     for size in (1, 2, 3, count + 2):
         parts = [
@@ -206,13 +206,13 @@ def test_distances_of_series_that_do_not_change() -> None:
         apart = series.distances(values, of=of)  # type: ignore[arg-type]
         assert apart[0, 1] == 0
         assert apart[0, 3] == pytest.approx(np.sqrt(2))
-    # A series that grows evenly has changes that do not change.
+    # A series that grows evenly has constant changes.
     assert series.distances(values, of="changes")[2, 0] == 0
     assert series.distances(values, of="values")[2, 0] == pytest.approx(np.sqrt(2))
 
 
 def test_large_values_that_hardly_differ_are_not_constant() -> None:
-    """A trillion and one is another number than a trillion; rounding in the last place is no movement."""
+    """A trillion and one differs from a trillion; rounding in the last place is not movement."""
     rng = np.random.default_rng(0)
     noise = rng.normal(size=60).cumsum()
     large = 1e12 + np.arange(60.0)
@@ -222,7 +222,7 @@ def test_large_values_that_hardly_differ_are_not_constant() -> None:
     correlation = np.corrcoef(noise, np.arange(60.0))[0, 1]
     assert apart[0, 1] == pytest.approx(np.sqrt(2 - 2 * correlation), abs=1e-3)
     assert apart[0, 2] == pytest.approx(np.sqrt(2)), "a constant series, but for rounding"
-    # Changes of the logarithm of the second are a trillionth: nothing but rounding of the logarithm.
+    # Changes of the logarithm of the second are a trillionth: only rounding errors of the logarithm.
     changes = series.distances(np.column_stack([np.exp(noise), large]), of="changes")
     assert changes[0, 1] == pytest.approx(np.sqrt(2))
 
@@ -231,7 +231,7 @@ def test_lengths_are_cut_at_ten_times() -> None:
     values = np.array([[1.0, 1, 1, 1, 1], [1.1, 2, 100, 0.001, 1]])
     assert series._distance.lengths(values, "log") == pytest.approx(
         10 * np.log([1.1, 2, 10, 10, 1])
-    )  # falling counts as rising does
+    )  # falling counts like rising
 
 
 def test_euclidean_distances_and_functions() -> None:
@@ -265,7 +265,7 @@ def test_values_that_have_no_logarithm_are_refused() -> None:
 
 
 def test_weights() -> None:
-    """max(0.05 max M, M) to the power of a quarter, scaled so that the least is 1."""
+    """max(0.05 max M, M) to the power of a quarter, scaled so that the minimum is 1."""
     assert series.weights(np.array([1600.0, 80.0, 0.0, NAN]), 4) == pytest.approx([(1600 / 80) ** 0.25, 1, 1, 1])
     assert series.weights(np.array([16.0, 1.0]), 2) == pytest.approx([2, 1])
     assert series.weights(None, 3).tolist() == [1, 1, 1]
@@ -274,7 +274,7 @@ def test_weights() -> None:
 
 @pytest.mark.parametrize("times", [days("2023-01-02", 251), np.arange(251)], ids=["dates", "numbers"])
 def test_references_of_one_rate_mirror_each_other(times: NDArray[Any]) -> None:
-    """A fall by 0.1 a year had a longer L than the rise, and a year of the calendar counted where 250 days with data make one."""
+    """A fall by 0.1 per year had a larger L than the rise, and a calendar year counted instead of 250 days with data."""
     assert list(series.REFERENCES) == ["constant", "+0.1 a year", "-0.1 a year", "+0.2 a year", "-0.2 a year"]
     made = series.references(times)
     assert made[0].tolist() == [1] * 5
@@ -288,7 +288,7 @@ def test_references_of_one_rate_mirror_each_other(times: NDArray[Any]) -> None:
 
 
 def test_references_take_a_step_for_each_day_that_has_data() -> None:
-    """However many days of the calendar, or times, lie in between."""
+    """However many calendar days, or times, are in between."""
     times = days("2024-01-01", 10)
     hours = (times[:, None] + np.array([9, 12, 15, 16]) * np.timedelta64(1, "h")).ravel()
     expected = series.references(times)
@@ -306,7 +306,7 @@ def test_bins_of_change() -> None:
     assert bins.names == (
         "below -50 %", "-50 to -20 %", "-20 to -10 %", "-10 to 0 %", "0 to 10 %", "10 to 20 %", "20 to 50 %", "over 50 %",
     )  # fmt: skip
-    # Of short windows: nearly all would be in two of the bins above.
+    # For short windows: nearly all would be in two of the default bins.
     fine = ChangeBins((0.5, 2))
     assert fine.names == ("below -2 %", "-2 to -0.5 %", "-0.5 to 0 %", "0 to 0.5 %", "0.5 to 2 %", "over 2 %")
     assert fine.of(np.array([-0.03, 0.004, 0.02])).tolist() == ["below -2 %", "0 to 0.5 %", "over 2 %"]

@@ -1,4 +1,4 @@
-"""``tidemill simulate``: what it prints and refuses, that seeds repeat, and the file of parameters."""
+"""``tidemill simulate``: output, errors, reproducible seeds, and the file of parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_seeds_repeat_and_a_slow_host_is_seen(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_tree_carries_the_control_plane_of_many_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the page recommends must come out of the command."""
+    """The recommendation in the documentation must follow from the command's output."""
     for workload in "rendezvous", "loss", "checkpoint":
         words = (workload, "--workers", "2000", "--hosts", "125")
         tree, star = run(capsys, *words), run(capsys, *words, "--fanout", "2000")
@@ -48,7 +48,7 @@ def test_a_tree_carries_the_control_plane_of_many_workers(capsys: pytest.Capture
 
 
 def test_skewed_keys_and_narrow_windows_take_longer(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that does not reach the simulator promises what no cluster keeps."""
+    """An option that does not reach the simulator would give predictions that no cluster fulfills."""
     for workload in "partition", "keyed":
         words = (workload, "--workers", "16", "--hosts", "16", "--bytes", "8MiB")
         last = [max(run(capsys, *words, *more)["end_s"]) for more in ((), ("--skew", "1.1"), ("--window", "1KiB"))]  # type: ignore[call-overload]
@@ -70,7 +70,7 @@ def test_collectives_of_a_host_go_without_messages(capsys: pytest.CaptureFixture
 
 
 def test_a_dead_worker_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who waits for a dead worker must not look as if it had ended."""
+    """Workers that wait for a dead one must not look as if they had ended."""
     words = ("allreduce", "--workers", "8", "--hosts", "4", "--fail", "5:0", "--failure-timeout", "3s")
     outcome = run(capsys, *words)
     assert outcome["unfinished"] == list(range(8))
@@ -108,7 +108,7 @@ def test_words_that_are_none_are_refused(option: str, word: str, capsys: pytest.
 
 
 def test_parameters_change_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Links ten times as slow, from a file."""
+    """Links that are ten times as slow, from a file."""
     costs = {"same_host": (1e-6, 1e-6, 1e-9), "other_host": (1e-5, 1e-6, 1 / 115e6)}
     parameters = {"version": 1, "costs": costs, "rates": {"partition_bytes_per_s": 1e10}, "shared_cores": None}
     path = tmp_path / "links.json"

@@ -12,7 +12,7 @@ import tidemill as tm
 
 Rows = list[dict[str, Any]]
 
-#: A hundred rows a second, and none in the fourth and fifth second.
+#: A hundred rows per second, and none in the fourth and fifth second.
 SECONDS = np.array([n // 100 + (2 if n >= 300 else 0) for n in range(1000)])
 X = np.arange(1000) * 7919 % 1000 / 8
 
@@ -40,7 +40,7 @@ def seconds_of(seen: Rows) -> list[int]:
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max"])
 def test_rounds_are_reduced_over_all_copies(op: Any, copies: int) -> None:
-    """The rows are multiples of an eighth, so that sums are exact in any order."""
+    """Rows are multiples of an eighth, so that sums are exact in any order."""
 
     def own(rows: tm.Table, value: np.ndarray | None) -> Any:
         x = values(rows)

@@ -1,4 +1,4 @@
-"""Functions that all copies of a stream's task enter together: their windows, their collectives, their states, and what goes wrong."""
+"""Functions that all copies of a stream's task enter together: windows, collectives, states, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTS = {"window_start": "timestamp[us]", "window_end": "timestamp[us]", "key":
 
 
 def table(rows: int = 3000) -> pa.Table:
-    """A hundred rows a second, a little out of order, and nothing for the sixth to the ninth second."""
+    """A hundred rows per second, slightly out of order, with a gap from the sixth to the ninth second."""
     at = [n * 10_000 + n * 7919 % 50_000 + (4_000_000 if n >= 600 else 0) for n in range(rows)]
     return pa.table(
         {"key": [n * n % 11 for n in range(rows)], "x": range(rows), "at": pa.array(at, pa.timestamp("us"))}
@@ -43,7 +43,7 @@ def written(data: tm.DataSet, into: Rows | None = None, **options: Any) -> Rows:
 
 
 def counted(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
-    """The rows of each key, at all copies; each copy gives some keys."""
+    """Count the rows of each key over all copies; each copy returns some keys."""
     everyone = sum(comm.allgather(Counter(rows.to_dict()["key"])), Counter())
     bounds = {"window_start": context.window_start, "window_end": context.window_end}
     return [{**bounds, "key": key, "n": n} for key, n in everyone.items() if key % comm.size == comm.rank]
@@ -60,7 +60,7 @@ def in_order(rows: Rows) -> Rows:
     ids=["tumbling", "sliding", "calendar"],
 )
 def test_windows_are_those_of_group_by(windows: tm.stream.Windows, copies: int) -> None:
-    """Each window that has rows comes once, with all its rows, wherever they are."""
+    """Each window with rows comes once, with all of its rows, wherever they are."""
     rows = table()
     expected = written(stream(rows).group_by("key", window(windows)).agg(n=tm.count()))
     for by in ((), "key"):
@@ -102,7 +102,7 @@ def test_a_state_goes_from_call_to_call() -> None:
 
 
 def test_estimators_run_on_the_copies() -> None:
-    """K-means of each window, by all copies together, is that of the window by itself."""
+    """K-means of each window by all copies together equals that of the window by itself."""
     from tidemill.ml import KMeans, using
 
     def centers(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
@@ -125,7 +125,7 @@ def test_estimators_run_on_the_copies() -> None:
 
 
 def resumed(made: tm.DataSet, folder: Path, until: int, seen: Rows) -> None:
-    """Write to a checkpoint's end, but stop when so many rows have been seen."""
+    """Write with a checkpoint, but stop when this many rows have been seen."""
     written(
         made,
         seen,
@@ -137,7 +137,7 @@ def resumed(made: tm.DataSet, folder: Path, until: int, seen: Rows) -> None:
 
 @pytest.mark.parametrize("copies", [(2, 2), (2, 3), (3, 1)])
 def test_states_are_merged_and_split(tmp_path: Path, copies: tuple[int, int]) -> None:
-    """A job that goes on with other copies has all rows that waited, and the sum of all states."""
+    """A job that resumes with other copies has all waiting rows, and the sum of all states."""
 
     def total(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
         context.state = (context.state or 0) + len(rows)
@@ -180,7 +180,7 @@ def test_states_of_other_copies_need_a_merge(tmp_path: Path) -> None:
 
 
 def test_without_a_window_it_is_called_at_checkpoints(tmp_path: Path) -> None:
-    """Each row is in one call, and the calls are those of all copies."""
+    """Each row is in one call, and all copies make the same calls."""
 
     def epoch(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
         assert context.window_start is None
@@ -194,7 +194,7 @@ def test_without_a_window_it_is_called_at_checkpoints(tmp_path: Path) -> None:
 
 
 def shared_out(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
-    """The rows of a window of 64 of all copies, by the number of its first row."""
+    """Return the rows of a window of 64 over all copies, by the number of its first row."""
     assert comm.allreduce(len(rows)) == 64
     start, end = context.window_start, context.window_end
     assert isinstance(start, int) and isinstance(end, int) and end == start + 64
@@ -210,8 +210,8 @@ SHARED = {"start": "int64", "key": "int64", "x": "int64"}
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("by", [(), "key"])
 def test_windows_of_rows_have_their_number_of_all_copies(copies: int, by: Any) -> None:
-    """Exactly so many, each row in one window, those of a key in order; what is no full window at the end is in none."""
-    # Batches may come in any order, the rows of one as they are.
+    """Exactly this many, each row in one window, those of a key in order; rows after the last full window are in none."""
+    # Batches may arrive in any order, but the rows of each keep theirs.
     given = stream(table(), rows_per_batch=5000 if by else 70)
     seen = written(given.bsp(shared_out, SHARED, by=by, parallelism=copies, **OF_ROWS))
     full = 3000 // 64 * 64
@@ -224,7 +224,7 @@ def test_windows_of_rows_have_their_number_of_all_copies(copies: int, by: Any) -
 
 
 def test_windows_of_rows_go_on_after_a_checkpoint(tmp_path: Path) -> None:
-    """Rows that are in no window yet are kept, also for another number of copies, and so is the count."""
+    """Rows that are in no window yet are stored, also for another number of copies, and so is the count."""
     seen: Rows = []
     for until, copies in [(300, 2), (900, 3), (10**9, 1)]:
         rate = {} if copies == 1 else {"rows_per_s": 2000}
@@ -237,11 +237,11 @@ def test_windows_of_rows_go_on_after_a_checkpoint(tmp_path: Path) -> None:
     assert len({row["x"] for row in seen}) == full
 
 
-# --- what follows -----------------------------------------------------------------------------------------------------
+# --- following steps --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("size", ["1s", "700ms"])
 def test_windows_follow_what_it_returns(copies: int, size: str) -> None:
-    """Behind it windows end as they do behind other windows, and none of its rows is late."""
+    """Windows after it end like those after other windows, and none of its rows is late."""
     first = window(tm.stream.sliding("1400ms", size))
     instant = timedelta(microseconds=1)
     rows = table()
@@ -276,7 +276,7 @@ def test_windows_follow_an_all_reduce() -> None:
 
 
 def test_rows_before_the_window_are_late_behind() -> None:
-    """Whose time is before the end of the window before."""
+    """Rows whose time is before the end of the previous window."""
 
     def early(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
         assert isinstance(context.window_start, datetime)
@@ -292,7 +292,7 @@ def test_rows_before_the_window_are_late_behind() -> None:
 
 @pytest.mark.parametrize("on_busy", ["drop", "latest"])
 def test_windows_that_end_while_it_is_busy(on_busy: Any) -> None:
-    """Some are left out, the same at all copies, and counted; the last one of a stream that has ended is not."""
+    """Some are dropped, the same on all copies, and counted; the last one of an ended stream is not."""
 
     def slow(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows | None:
         time.sleep(0.3)
@@ -358,7 +358,7 @@ def test_tables_take_no_options_of_streams() -> None:
 
 
 def test_functions_that_fail() -> None:
-    """Who fails is named, also while others wait for it in a collective, or the copies make different calls."""
+    """The failing function is named, also while others wait for it in a collective, or if copies make different calls."""
 
     def fails(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
         if comm.rank == 1:

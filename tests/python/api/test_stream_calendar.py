@@ -1,4 +1,4 @@
-"""Windows of days, weeks, months and years, as a calendar in some time zone has them."""
+"""Windows of days, weeks, months and years of a calendar in a time zone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST = datetime(2024, 1, 31, 21, 30)
 
 
 def hours(seed: int, count: int = 2000) -> list[int]:
-    """Hours over two years, a little out of order."""
+    """Return hours over two years, slightly out of order."""
     dice = random.Random(seed)
     found = sorted(dice.randrange(2 * 366 * 24) for _ in range(count))
     return sorted(found, key=lambda hour: hour + dice.uniform(0, 20))
@@ -29,7 +29,7 @@ def at(of_row: list[int]) -> pa.Table:
 
 
 def first_day(day: date, length: str) -> date:
-    """The day that the stretch of a calendar begins with."""
+    """Return the first day of the calendar span that contains a day."""
     match length:
         case "1d":
             return day
@@ -46,7 +46,7 @@ def first_day(day: date, length: str) -> date:
 @pytest.mark.parametrize("length", ["1d", "1w", "1mo", "3mo", "1y"])
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"])
 def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
-    """Windows of a stream are those of a table, and begin when midnight is where it should be."""
+    """Windows of a stream equal those of a table, and begin at the correct midnight."""
     of_row = hours(len(length))
     table = at(of_row)
     window = tm.stream.window(tm.stream.calendar_window(length, tz=zone), on="at")
@@ -68,7 +68,7 @@ def test_each_row_is_in_its_stretch(length: str, zone: str) -> None:
 
 
 def test_results_go_on() -> None:
-    """What comes of a month tells time for what follows."""
+    """The results of months have a time for later steps."""
     table = at(hours(1))
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1d", rows_per_batch=50)
     days = stream.group_by(tm.stream.window(tm.stream.calendar_window("1d", tz="Europe/Berlin"), on="at")).agg(

@@ -1,4 +1,4 @@
-"""Windows of so many rows of each key."""
+"""Count windows: a number of rows of each key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def written(stream: tm.DataSet, **options: Any) -> list[Row]:
 @pytest.mark.parametrize(("size", "slide"), [(1, 1), (7, 7), (10, 4), (6, 3), (5, 1)])
 @pytest.mark.parametrize("batch", [1, 50, 5000])
 def test_each_key_has_its_windows(size: int, slide: int, batch: int) -> None:
-    """Each row of a key is in the windows that it should be in, once; what is not full gives nothing."""
+    """Each row of a key is in the expected windows, once; incomplete windows give no result."""
     dice = random.Random(size * slide)
     count = 3000
     users = [dice.choice("abcdefgh") * dice.choice([1, 1, 1, 2]) for _ in range(count)]
@@ -41,7 +41,7 @@ def test_each_key_has_its_windows(size: int, slide: int, batch: int) -> None:
         assert [(row["window_start"], row["window_end"]) for row in found] == [(at, at + size) for at in starts]
         assert all(row["rows"] == row["kinds"] == size for row in found)
     if size == slide:
-        # Each row once, but for those that are in no full window.
+        # Each row once, except for those that are in no full window.
         total = sum(row["sum"] for row in seen)
         assert total <= sum(range(count))
         if size == 1:
@@ -49,7 +49,7 @@ def test_each_key_has_its_windows(size: int, slide: int, batch: int) -> None:
 
 
 def test_rows_come_in_their_order() -> None:
-    """From one part of a source, rows of a key are counted as they come."""
+    """From a source with one split, rows of a key are counted in the order of arrival."""
     table = tm.from_dict({"user": ["a", "b"] * 50, "n": list(range(100))}).collect()
     stream = tm.stream.from_table(table, rows_per_batch=100)
     window = tm.stream.window(tm.stream.count_window(10))
@@ -70,25 +70,25 @@ def test_without_keys() -> None:
 
 
 def test_many_keys_and_long_windows() -> None:
-    """More keys than are looked at without putting together what is kept of them."""
+    """More keys than are processed without merging their state."""
     count = 40_000
     table = tm.from_dict({"n": list(range(count))}).select(key=tm.col("n") % 3000, n=tm.col("n")).collect()
     stream = tm.stream.from_table(table, rows_per_batch=500)
     seen = written(
         stream.group_by("key", tm.stream.window(tm.stream.count_window(13))).agg(rows=tm.count(), n=tm.col("n").sum())
     )
-    # 40,000 rows of 3,000 keys: 13 of each, and a 14th of some.
+    # 40,000 rows of 3,000 keys: 13 of each, and a 14th for some.
     assert Counter(row["rows"] for row in seen) == {13: 3000}
     assert len({row["key"] for row in seen}) == 3000
 
 
 def seconds(rows: int, keys: int) -> tm.DataSet:
-    """Rows of some keys, a second apart, in one order."""
+    """Return rows of some keys, a second apart, in one order."""
     return tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=3).select("key", "number", "time")
 
 
 def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[int, int, int]]:
-    """The key, the start and the sum of each window."""
+    """Return the key, the start and the sum of each window."""
     found, since, last = list[tuple[int, int, int]](), defaultdict[int, list[int]](list), dict[int, int]()
     for row in rows:
         key, number = row["key"], row["number"]
@@ -104,8 +104,9 @@ def windows_of(rows: list[Row], size: int, slide: int, ttl: int) -> list[tuple[i
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "slide", "ttl"), [(5, 2, 40), (1, 1, 1), (3, 3, 12), (4, 1, 200)])
 def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tmp_path: Path) -> None:
-    """A row that is so much later than the last of its key is the first of a window again, and no other is: whatever comes together, and
-    over a stop."""
+    """A row that is at least the ttl later than the last one of its key begins a new window, and no other does, however
+    rows are batched, and across a stop.
+    """
     source = seconds(40_000, 20)
     rows = written(source)
     expected = windows_of(rows, size, slide, ttl)
@@ -123,7 +124,7 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
     lines = [json.dumps({**row, "time": str(row["time"])}) + "\n" for row in rows]
     file, seen = tmp_path / "rows.json", list[Row]()
     schema = {"key": "int64", "number": "int64", "time": "timestamp[us]"}
-    # It stops somewhere in the first part: what comes after that is written when it has.
+    # It stops somewhere in the first part; the rest is written afterwards.
     for part, at_end in ((lines[:30_000], False), (lines[30_000:], True)):
         with file.open("a") as more:
             more.writelines(part)
@@ -139,7 +140,7 @@ def test_keys_that_are_remembered_for_a_time(size: int, slide: int, ttl: int, tm
 
 
 def test_keys_come_and_go() -> None:
-    """More keys than there can be at a time, each with a few rows: what is kept of those that are gone goes."""
+    """More keys than may be stored at a time, each with a few rows: state of expired keys is removed."""
     count = 200_000
     source = tm.stream.from_generator(rows=count, splits=1, step="1s").select(
         "number", "time", key=tm.col("number") - tm.col("number") % 4
@@ -150,7 +151,7 @@ def test_keys_come_and_go() -> None:
 
 
 def test_rows_without_a_time_and_windows_of_rows() -> None:
-    """They are left out, and counted, where keys are remembered for a time; elsewhere nobody looks."""
+    """They are dropped and counted if keys have a ttl; otherwise times are not checked."""
     table = tm.from_dict({"s": [None, 0, None, 5, 20, 21]}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", rows_per_batch=100)
     with pytest.warns(tm.stream.NoTimeWarning, match="2 rows had no time and were left out"):
@@ -163,8 +164,8 @@ def test_rows_without_a_time_and_windows_of_rows() -> None:
 
 
 def test_keys_for_a_time_are_another_state(tmp_path: Path) -> None:
-    """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
-    # Without an end, lest it be over before it is asked to stop.
+    """State without a ttl contains no times, so a job with a ttl cannot resume from it."""
+    # Without an end, so that it does not end before it is asked to stop.
     stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
     forever = tm.stream.window(tm.stream.count_window(3))
     written(stream.group_by("key", forever).agg(n=tm.count()), checkpoint=tmp_path / "c", stop_when=lambda: True)

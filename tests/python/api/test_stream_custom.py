@@ -1,4 +1,4 @@
-"""Windows that a function of the program gives: as those that there are, if it gives these, and others that there are not."""
+"""Windows from a function of the program: equal to built-in ones if it computes these, and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = timedelta(seconds=1)
 
 
 def rows(count: int = 4000) -> tm.Table:
-    """Two hundred rows a second, somewhat out of order."""
+    """Two hundred rows per second, somewhat out of order."""
     at = [1000 * (5 * row + row * 7919 % 50) for row in range(count)]
     keys = [row * row % 97 % 5 for row in range(count)]
     table = pa.table({"at": pa.array(at, pa.timestamp("us")), "key": keys, "row": range(count)})
@@ -70,7 +70,7 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     ("assign", "windows"), [(tens, tm.stream.tumbling("10s")), (overlapping, tm.stream.sliding("10s", "5s"))]
 )
 def test_as_the_engine_has_them(assign: Callable[..., Any], windows: tm.stream.Windows, keys: tuple[str, ...]) -> None:
-    """Columns, their order and all that is in them are those of the same windows of the engine."""
+    """Columns, their order and their values are those of the same windows of the engine."""
     table = rows()
     found = counts(stream(table), tm.stream.custom_window(assign), *keys)
     expected = counts(stream(table), windows, *keys)
@@ -85,7 +85,7 @@ def test_over_a_table() -> None:
 
 
 def test_windows_by_columns() -> None:
-    """Each key has windows of another length, one has none at all, and nobody waits for the longest."""
+    """Each key has windows of another length, one has none at all, and none waits for the longest."""
 
     def by_key(times: pa.Array, keys: pa.Array) -> tuple[Any, Any]:
         at, key = times.cast(pa.int64()).to_numpy(), keys.to_numpy(zero_copy_only=False)
@@ -108,7 +108,7 @@ def test_windows_by_columns() -> None:
 
 
 def test_a_window_that_is_given_twice() -> None:
-    """A row is in it once."""
+    """A row that is assigned to a window twice is in it once."""
 
     def twice(times: pa.Array) -> tuple[Any, Any]:
         starts, ends = (array.to_pylist() for array in tens(times))
@@ -125,7 +125,7 @@ def test_a_window_that_is_given_twice() -> None:
 
 
 def test_a_key_in_a_list() -> None:
-    """It was taken for a column of times."""
+    """It was mistaken for a column of times."""
     table = rows()
     windows = tm.stream.window(tm.stream.custom_window(tens), on="at")
     found = stream(table).group_by(["key", windows]).agg(n=tm.count(), s=tm.col("row").sum())
@@ -134,7 +134,9 @@ def test_a_key_in_a_list() -> None:
 
 @pytest.mark.filterwarnings("ignore::tidemill.stream.LateRowsWarning")
 def test_late_rows_and_early_results() -> None:
-    """Rows are late when their window is over; with `allowed_lateness=` its result comes again, and with `emit_early_every=` before."""
+    """Rows are late when their window has ended; with `allowed_lateness=`, its result is corrected, and with
+    `emit_early_every=`, there are earlier ones.
+    """
     seconds = [*range(4), *range(12, 28), 5, 28]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]"), row="s").collect()
 
@@ -145,7 +147,7 @@ def test_late_rows_and_early_results() -> None:
 
     assert written() == [(0, 4), (10, 8), (20, 9)]
     assert tm.last_report().late_rows == 1
-    # When the late row is counted has nothing to do with the last window, which the end of the stream ends.
+    # When the late row is counted is independent of the last window, which ends with the stream.
     again = written(allowed_lateness="1h")
     assert sorted(again) == [(0, 4), (0, 5), (10, 8), (20, 9)] and again.index((0, 4)) < again.index((0, 5))
     data = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=40)
@@ -163,7 +165,7 @@ def test_late_rows_and_early_results() -> None:
 
 
 def test_results_are_a_stream() -> None:
-    """Windows of results of custom windows: their ends tell time."""
+    """Windows over results of custom windows: their ends give the time."""
     tens_of_keys = counts(stream(rows()), tm.stream.custom_window(tens), "key")
     timed = tens_of_keys.select("n", at=tm.col("window_end") - timedelta(microseconds=1))
     total = timed.group_by(tm.stream.window(tm.stream.tumbling("1d"), on="at")).agg(n=tm.col("n").sum())

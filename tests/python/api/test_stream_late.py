@@ -1,7 +1,6 @@
-"""Rows that come too late: counted, or given to a sink of their own.
+"""Late rows: counted, or written to a separate sink.
 
-Which rows these are does not depend on how fast anything is: rows that come late are sent when there are results that only a later
-time brings.
+Which rows are late does not depend on speed: late rows are sent when there are results that require a later time.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ Row = dict[str, Any]
 SCHEMA = {"user": "str", "n": "int64", "at": "timestamp[s]"}
 START, SECOND = datetime(1970, 1, 1), timedelta(seconds=1)
 ROUNDS, ROUND_S = 6, 30
-#: One in each second. Its number is its second.
+#: One per second. Its number is its second.
 ROWS = ROUNDS * ROUND_S
 
 
 def user(second: int) -> str:
-    """Rows of a user come in pairs, five seconds apart; in six seconds each has one."""
+    """Rows of a user come in pairs, five seconds apart; in six seconds, each user has one."""
     return "abc"[second // 2 % 3]
 
 
@@ -43,11 +42,11 @@ def row(second: int) -> Row:
 
 
 def rounds(seed: int, out_of_order_s: int = 0) -> list[list[int]]:
-    """The seconds of rows that are sent together.
+    """Return the seconds of rows that are sent together.
 
-    Those that come one or two rounds late are the first of a round, so that time stands where it stood at the end of the round before.
-    The others of a round are in order, but for `out_of_order_s`. In the first six seconds of ten all rows come at their time, so whatever
-    window has ended, it has a result of each user.
+    Rows that are one or two rounds late are at the beginning of a round, so that time is still that of the end of the
+    previous round. The others of a round are in order, except for `out_of_order_s`. In the first six seconds of ten,
+    all rows are on time, so every window that has ended has a result for each user.
     """
     dice = random.Random(seed)
     late: list[list[int]] = [[] for _ in range(ROUNDS)]
@@ -66,7 +65,7 @@ def rounds(seed: int, out_of_order_s: int = 0) -> list[list[int]]:
 
 
 def tens(times: pa.Array) -> tuple[Any, Any]:
-    """Windows of ten seconds for all but the row of second 11."""
+    """Windows of ten seconds for all rows except that of second 11."""
     at = times.cast(pa.int64())
     starts = pc.subtract(at, pc.subtract(at, pc.multiply(pc.divide(at, 10_000_000), 10_000_000)))
     ends = pc.add(starts, 10_000_000)
@@ -75,12 +74,12 @@ def tens(times: pa.Array) -> tuple[Any, Any]:
 
 
 class Expected(NamedTuple):
-    """What is to come of rounds."""
+    """The expected results of rounds."""
 
     #: The rows of each window, by user and start.
     windows: dict[tuple[str | None, int], list[int]]
     late: list[int]
-    #: How many results there are behind each round.
+    #: The number of results after each round.
     results: list[int]
 
 
@@ -103,7 +102,7 @@ def in_windows(
 
 
 def in_sessions(sent: list[list[int]], gap: int) -> Expected:
-    """A gap between one and five seconds: a pair is a session, which is over when late rows come."""
+    """A gap between one and five seconds: a pair is a session, which has ended when late rows come."""
     found = Expected({}, [], [])
     of_pair: dict[int, list[int]] = {}
     for number, seconds in enumerate(sent):
@@ -123,7 +122,7 @@ def table(seconds: Iterable[int]) -> tm.Table:
 
 
 def send(give: Callable[[bytes], None], sent: list[list[int]], results: list[int], seen: list[Row]) -> None:
-    """Give the rows of each round when there are as many results as those before it bring."""
+    """Send the rows of each round when the results of the previous rounds have arrived."""
     for seconds, count in zip(sent, [0, *results], strict=False):
         launched.wait_until(lambda count=count: len(seen) >= count, f"{count} results")  # type: ignore[misc]
         give("".join(json.dumps(row(second), default=str) + "\n" for second in seconds).encode())
@@ -131,7 +130,7 @@ def send(give: Callable[[bytes], None], sent: list[list[int]], results: list[int
 
 @contextmanager
 def beside(work: Callable[[], None]) -> Iterator[None]:
-    """Work in a thread; its failure is the test's."""
+    """Run work in a thread; its failure fails the test."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -153,7 +152,7 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
 def served(
     sent: list[list[int]], results: list[int], seen: list[Row], *, out_of_order_s: int = 0
 ) -> Iterator[tm.DataSet]:
-    """A stream of the lines of a server, which sends them as `send` does, and then ends."""
+    """A stream of the lines of a server, which sends them like `send`, and then ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(launched.PATIENCE_S)
 
@@ -169,7 +168,7 @@ def served(
 
 
 def written(stream: tm.DataSet, seen: list[Row], late: bool) -> list[Row]:
-    """Adds what comes of a stream to `seen`; returns what came too late."""
+    """Add the results of a stream to `seen`; return the late rows."""
     left: list[Row] = []
 
     def late_rows(table: tm.Table) -> None:
@@ -182,7 +181,7 @@ def written(stream: tm.DataSet, seen: list[Row], late: bool) -> list[Row]:
 
 
 def check(expected: Expected, seen: list[Row], left: list[Row], late: bool) -> None:
-    """Every window has the rows that are not late, and no others; those are given, or counted."""
+    """Check that every window has exactly the rows that are not late, and that late rows are written, or counted."""
     assert expected.late, "the test is of late rows"
     found = Counter((row.get("user"), (row["window_start"] - START) // SECOND, row["rows"]) for row in seen)
     assert found == Counter((*window, len(rows)) for window, rows in expected.windows.items())
@@ -194,7 +193,7 @@ def check(expected: Expected, seen: list[Row], left: list[Row], late: bool) -> N
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -> None:
-    """However far rows are from their place, what is not in a result has come too late, and is counted or given."""
+    """However far rows are out of order, those that are in no result are late, and are counted or written."""
     sent = rounds(seed, 5)
     expected = in_windows(sent, 10, 10, by_user=bool(by), out_of_order_s=5)
     seen: list[Row] = []
@@ -215,7 +214,9 @@ def test_each_row_is_in_a_window_or_late(by: list[str], late: bool, seed: int) -
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
-    """A row that comes too late for its last window, or whose session is over, is in none; others are in all that are not over."""
+    """A row that is too late for its last window, or whose session has ended, is in none; others are in all open
+    windows.
+    """
     sent = rounds(7)
     slide = windows.slide // 1_000_000
     expected = in_sessions(sent, 3) if windows.kind == "session" else in_windows(sent, 20, slide)
@@ -232,7 +233,7 @@ def test_windows_of_each_kind(windows: tm.stream.Windows, late: bool) -> None:
 
 
 def test_they_are_told_of() -> None:
-    """A warning at the end says how many, and for which step."""
+    """A warning at the end gives their number for each step."""
     sent = rounds(1)
     expected = in_windows(sent, 10, 10, by_user=False)
     count = len(expected.late)
@@ -253,7 +254,9 @@ def test_they_are_told_of() -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("windows", [tm.stream.tumbling("10s"), tm.stream.session("3s"), tm.stream.custom_window(tens)])
 def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
-    """They are in no window, and told of apart from late ones; a function's null is no such row."""
+    """They are in no window, and reported separately from late ones; a null in the result of a function is not such a
+    row.
+    """
     seconds = [0, None, 1, 2, None, None, 11, 23]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="1h", rows_per_batch=3)
@@ -268,7 +271,7 @@ def test_rows_without_a_time(windows: tm.stream.Windows, late: bool) -> None:
 def test_rows_that_are_late_for_joins() -> None:
     """Those are counted, too."""
     seen: list[Row] = []
-    # Two pairs, and a row without a partner: it is given when the time of both sides is beyond it.
+    # Two pairs, and a row without a partner, which is emitted when the time of both sides has passed it.
     sides = [[0, 50, 100], [10, 20]], [[0, 100], [10]]
     where = (tm.col("at_right") >= tm.col("at")) & (tm.col("at_right") <= tm.col("at") + timedelta(seconds=1))
     with served(sides[0], [3], seen) as left, served(sides[1], [3], seen) as right:
@@ -279,7 +282,7 @@ def test_rows_that_are_late_for_joins() -> None:
 
 
 def test_rows_of_sql() -> None:
-    """The window's name stays what it was."""
+    """The window keeps its name."""
     sent = rounds(3)
     expected = in_windows(sent, 10, 5, by_user=False)
     query = "select w['start'] as begin, n from (select hop(at, '5 seconds', '10 seconds') as w, count(*) as n from rows group by w)"
@@ -292,7 +295,7 @@ def test_rows_of_sql() -> None:
 
 
 def test_a_sink_of_files(tmp_path: Path) -> None:
-    """Sinks of the engine learn what late rows are when the query is planned, and commit with the checkpoint."""
+    """Sinks of the engine get the schema of late rows when the query is planned, and commit with the checkpoint."""
     # The last row ends all windows but its own, which has no result when the stream is stopped.
     sent = [*rounds(4), [2 * ROWS]]
     expected = in_windows(sent, 10, 10)
@@ -338,7 +341,7 @@ def refused(stream: tm.DataSet, **options: Any) -> str:
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
-    """A query without windows has no late rows, and those of several windows must be of one kind."""
+    """A query without windows has no late rows, and those of several windows must have the same schema."""
     stream = tm.stream.from_table(table(range(ROWS)), time="at")
     assert "the query has none" in refused(stream)
 

@@ -1,4 +1,4 @@
-"""Functions of programs over the keys of a stream: their states, their timers, and what comes back after a failure."""
+"""Keyed functions of programs over streams: states, timers, and recovery after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill._streaming.items import ListState, MapState, Part
 SECOND = timedelta(seconds=1)
 START = datetime(1970, 1, 1)
 Rows = list[dict[str, Any]]
-#: So many changes of a bucket are saved before all of it is saved again.
+#: After this many saved changes, a bucket is saved in full again.
 CHANGES_MAX = 300
 
 
@@ -30,7 +30,7 @@ def table(rows: int = 2000) -> pa.Table:
 
 
 def among_others(rows: Iterable[tuple[int, str]]) -> pa.Table:
-    """Rows at some milliseconds, between others that let time go on."""
+    """Return rows at some milliseconds, between others that advance time."""
     all_rows = sorted([*rows, *((at, "other") for at in range(3, 1100, 10))])
     at, keys = zip(*all_rows, strict=True)
     return pa.table({"k": keys, "at": pa.array(at, pa.timestamp("ms"))})
@@ -41,7 +41,9 @@ def stream(of: pa.Table, **options: Any) -> tm.DataSet:
 
 
 def driven(one: NativeKeyedEngine, of: pa.Table) -> Rows:
-    """What an engine gives for rows, each followed by its time; with `written` it depends on speed what time it is at a row."""
+    """Return an engine's results for rows, each followed by its time; with `written`, the time at a row would depend on
+    speed.
+    """
     made = []
     for row in of.to_pylist():
         made += call(one, row["k"], {name: [value] for name, value in row.items()})
@@ -73,20 +75,20 @@ SCHEMA = {"k": "int64", "x": "int64", "sum": "int64"}
 
 @pytest.mark.parametrize("rows_per_batch", [1, 50, 5000])
 def test_a_state_for_each_key(rows_per_batch: int) -> None:
-    """Rows of a key come to one state, however they are cut into batches."""
+    """Rows of a key reach one state, however they are batched."""
     rows = table()
     seen = written(
         stream(rows, rows_per_batch=rows_per_batch).filter(tm.col("x") >= 0).key_by("k").process(running, SCHEMA)
     )
     assert len(seen) == 2000
-    # Rows of a key are in one share of the table or another, each in its order.
+    # Rows of a key are in one split of the table or another, in order within each.
     totals = {key: max(row["sum"] for row in seen if row["k"] == key) for key in range(13)}
     expected = {key: sum(x for x in range(2000) if x * 7 % 13 == key) for key in range(13)}
     assert totals == expected
 
 
 def test_timers_go_off_when_time_has_passed(tmp_path: Any) -> None:
-    """A user who does nothing for a twentieth of a second is reported once, with how much there was before."""
+    """A user who does nothing for a twentieth of a second is reported once, with the previous number of rows."""
 
     def idle(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         if rows:
@@ -108,7 +110,7 @@ def test_timers_go_off_when_time_has_passed(tmp_path: Any) -> None:
     found = sorted((row["k"], row["n"], round((row["until"] - START) / SECOND * 1000)) for row in seen)
     found = [row for row in found if row[0] != "other"]
     assert found == [("a", 1, 200), ("a", 2, 20), ("a", 2, 520), ("b", 1, 10), ("b", 1, 250), ("b", 1, 1000)]
-    # How far time is when a row comes depends on how fast all goes, but each counts once.
+    # How far time has advanced when a row arrives depends on speed, but each counts once.
     result = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000)
     counts = Counter[str]()
     for row in written(result.key_by("k").process(idle, schema)):
@@ -117,7 +119,7 @@ def test_timers_go_off_when_time_has_passed(tmp_path: Any) -> None:
 
 
 def test_a_timer_that_sets_the_next() -> None:
-    """Every tenth of a second while there is time; the end comes all the same."""
+    """Every tenth of a second while time advances; the stream still ends."""
 
     def ticks(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         at = context.timers[0] if context.timers else START
@@ -133,7 +135,7 @@ def test_a_timer_that_sets_the_next() -> None:
 
 
 def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
-    """What is reckoned with the stream's time failed when there was no more of it: at the end it was the latest that a `datetime` can be."""
+    """Computing with the stream's time failed at the end: it was the maximum of `datetime`."""
     times: list[datetime | None] = []
 
     def every_second(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -152,7 +154,7 @@ def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
     rows = among_others(zip([0, 300, 1400], "aaa", strict=True))
     seen = written(tm.stream.from_table(rows, time="at", rows_per_batch=1).key_by("k").process(every_second, schema))
     assert times and times == [row["at"] for row in seen if row["k"] == "a"]
-    # At the end time goes on to the timers that are left.
+    # At the end, time advances to the remaining timers.
     last = rows["at"].to_pylist()[-1]
     times.clear()
     driven(engine(every_second, schema, None, tmp_path, saves=False), rows)
@@ -171,7 +173,7 @@ def test_a_timer_that_is_set_by_the_time(tmp_path: Any) -> None:
 
 
 def test_what_is_no_time() -> None:
-    """Errors name what was called, and what it takes."""
+    """Errors name the call and what it accepts."""
     for name, given, message in (
         ("set_timer", "10s", r"set_timer takes a datetime, such as context\.time \+ .*, not '10s'"),
         ("delete_timer", 5, "delete_timer takes a datetime, .*, not 5"),
@@ -188,7 +190,7 @@ def test_what_is_no_time() -> None:
 
 
 def test_states_are_forgotten(tmp_path: Any) -> None:
-    """With `ttl`, a key of which nothing comes for so long begins anew."""
+    """With `ttl`, a key without rows for this long starts fresh."""
 
     def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.state = (context.state or 0) + len(rows)
@@ -203,14 +205,16 @@ def test_states_are_forgotten(tmp_path: Any) -> None:
 
     assert counts(None) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
     assert counts(200_000) == [("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 1), ("b", 1)]
-    # How far time is when a row comes depends on how fast all goes.
+    # How far time has advanced when a row arrives depends on speed.
     source = tm.stream.from_table(rows, time="at", rows_per_batch=1, rows_per_s=1000).key_by("k")
     seen = written(source.process(count, schema, ttl="200ms"))
     assert {row["k"] for row in seen} == {"a", "b", "other"}
 
 
 def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
-    """How long nothing has come was counted from the time before a row, which may be long before it: after a pause its key was forgotten at once."""
+    """The idle time was counted from the time before a row, which may be long ago: after a pause, its key was forgotten
+    at once.
+    """
 
     def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.state = (context.state or 0) + len(rows)
@@ -225,7 +229,8 @@ def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
 
     expected = [1, 1, 2, 3, 1, 1]
     assert [row["n"] for row in driven(processor("one"), rows)] == expected
-    # The same over checkpoints, and no sooner where all goes to disk, each time between a row and the time after it.
+    # The same across checkpoints, and not earlier if everything is spilled, each time between a row and the time after
+    # it.
     for spills in (True, False):
         one, made, now = processor("two"), Rows(), -(2**63)
         for row in rows.to_pylist():
@@ -246,7 +251,7 @@ def test_a_key_is_not_forgotten_too_early(tmp_path: Any) -> None:
 
 
 def test_rows_that_come_together_are_given_together(tmp_path: Any) -> None:
-    """What a pause is that rows of one batch have between them the function has to say: a `ttl` goes by the stream's time, as is documented."""
+    """The function itself must handle pauses between rows of one batch: a `ttl` uses the stream's time, as documented."""
     rows = pa.table({"k": [*"aba"], "at": pa.array([0, 50, 100], pa.timestamp("s")), "x": [1, 1, 1]})
 
     def count(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -261,7 +266,7 @@ def test_rows_that_come_together_are_given_together(tmp_path: Any) -> None:
 
 
 def remember(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Rows:
-    """How many tenths of a second have been seen in the last fifth, and how many rows in the last twentieth."""
+    """Return the number of tenths of a second seen in the last fifth, and of rows in the last twentieth."""
     tenths, times = context.map_state("tenths", ttl="200ms"), context.list_state("times", ttl=SECOND / 20)
     for row in rows:
         tenths[(row["at"] - START) // (SECOND / 10)] = True
@@ -273,7 +278,7 @@ REMEMBERED = {"k": "str", "at": "timestamp[us]", "tenths": "int64", "times": "in
 
 
 def remembered(rows: pa.Table) -> Rows:
-    """What `remember` has to give, worked out row by row, if time goes on to each behind it."""
+    """Return the expected results of `remember`, row by row, if time advances after each."""
     made: Rows = []
     kept: dict[str, tuple[dict[int, datetime], list[datetime]]] = {}
     now = datetime.max
@@ -291,9 +296,11 @@ def remembered(rows: pa.Table) -> Rows:
 
 
 def test_items_are_forgotten(tmp_path: Any) -> None:
-    """Each when it was put so long ago, whatever has become of the others; over snapshots, on disk, and without another row."""
+    """Each when it was put this long ago, whatever happens to the others; across snapshots, on disk, and without
+    another row.
+    """
     dice = random.Random(3)
-    # No two at one time, so that time goes on behind each.
+    # All at different times, so that time advances after each.
     times = dice.sample([ms for ms in range(1100) if ms % 10 != 3], 150)
     rows = among_others((ms, dice.choice("ab")) for ms in times)
     expected = remembered(rows)
@@ -303,7 +310,7 @@ def test_items_are_forgotten(tmp_path: Any) -> None:
         return engine(remember, REMEMBERED, None, tmp_path)
 
     assert driven(processor(), rows) == expected
-    # The same with a new processor after every few rows, from snapshots of which some have only what has changed; or from disk.
+    # The same with a new processor after every few rows, from snapshots that may contain only changes, or from disk.
     one, made, parts = processor(), Rows(), list[bytes]()
     for at, row in enumerate(rows.to_pylist()):
         made += call(one, row["k"], {name: [value] for name, value in row.items()})
@@ -318,7 +325,7 @@ def test_items_are_forgotten(tmp_path: Any) -> None:
         elif at % 5 == 0:
             one.spill(len(one.entries()))
     assert made == expected
-    # Nothing comes any more, but time goes on: nothing is left, in memory or on disk.
+    # No more rows, but time advances: nothing is left, in memory or on disk.
     one.time(now + 100_000)
     assert one.entries()
     one.spill(1)
@@ -327,7 +334,7 @@ def test_items_are_forgotten(tmp_path: Any) -> None:
 
 
 def told_again(parts: list[Part]) -> Part:
-    """What becomes of parts that were saved one after the other."""
+    """Return the result of parts that were saved one after the other."""
     made = None
     for part in parts:
         made = Part(*pickle.loads(pickle.dumps(tuple(part)))).after(made)
@@ -336,7 +343,7 @@ def told_again(parts: list[Part]) -> Part:
 
 
 def test_a_list_of_which_all_is_forgotten_begins_anew() -> None:
-    """Its names begin at 0 again: mixed with those that were saved before, items would come back in another order, or be lost."""
+    """Its names start from 0 again: mixed with saved ones, items would be restored in another order, or lost."""
     items, parts = ListState(), list[Part]()
     items._live(10)
 
@@ -349,7 +356,7 @@ def test_a_list_of_which_all_is_forgotten_begins_anew() -> None:
 
     put(0, "a")
     put(5, "b")
-    # What is saved is now "b" alone, by a name that "y" has later.
+    # The saved state is now "b" alone, under a name that "y" has later.
     put(12)
     put(20, "x", "y")
     put(21, "z")
@@ -363,7 +370,9 @@ def test_a_list_of_which_all_is_forgotten_begins_anew() -> None:
 
 
 def test_when_items_were_put_is_saved_when_it_becomes_known() -> None:
-    """Else each failure gives them their time to live anew: those of a map that had none, and those put before there was any time."""
+    """Otherwise, each failure would restart their time to live: those of a map that had none, and those put before the
+    stream had a time.
+    """
     items = MapState({"a": 1, math.nan: 2})
     parts = [items._part(whole=True)]
     items._saved()
@@ -384,7 +393,7 @@ def test_when_items_were_put_is_saved_when_it_becomes_known() -> None:
 
 
 def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> None:
-    """A NaN that was pickled is another one: its item would live as long again each time that its key comes from there."""
+    """A pickled NaN is a different object: its item would live longer each time its key is loaded."""
 
     def put(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.map_state("m", ttl=timedelta(microseconds=1000))[math.nan] = rows[0]["x"]
@@ -399,12 +408,14 @@ def test_names_that_are_no_numbers_keep_their_time_on_disk(tmp_path: Any) -> Non
     one.time(1199)
     assert not one.entries()
     one.time(1200)
-    # It came back to be forgotten.
+    # It was loaded in order to be forgotten.
     assert not one.entries() and not one.stored()
 
 
 def test_times_that_were_saved_are_not_copied_for_each_change() -> None:
-    """Else who goes on copies all of them with every one of some hundred parts; those that many share by default must stay empty."""
+    """Otherwise, a job that resumes copies all of them with each of some hundred parts; and the shared empty default
+    must stay empty.
+    """
     before = Part(False, True, {"a": 1}, [], 10, {"a": 5})
     found = Part(False, False, {"b": 2}, [], 10, {"b": 6}).after(before)
     assert found.times is before.times and found.times == {"a": 5, "b": 6}
@@ -414,7 +425,7 @@ def test_times_that_were_saved_are_not_copied_for_each_change() -> None:
 
 
 def test_when_items_were_put_takes_memory_too(tmp_path: Any) -> None:
-    """A worker goes beyond its budget if only the items of maps with a time to live are counted, not their times."""
+    """A worker would exceed its budget if only the items of maps with a time to live were counted, not their times."""
 
     def held_bytes(ttl: str | None) -> int:
         def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -430,9 +441,9 @@ def test_when_items_were_put_takes_memory_too(tmp_path: Any) -> None:
 
 
 def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
-    """Those that were put before it stopped are, too, when their time has come, and no others."""
+    """Items put before the stop are forgotten, too, when their time has come, and no others."""
     numbers, times = list[int](), list[datetime]()
-    # What was put and is not known to count yet, by key: the time of the call. And when it did at the latest.
+    # Items whose time is not known to have started, by key: the time of the call; and when it started at the latest.
     waiting, by = dict[int, dict[int, datetime]](), dict[int, datetime]()
 
     def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -461,13 +472,13 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
     def stop() -> bool:
         return bool(times) and max(times) - min(times) > 1500 * SECOND
 
-    # It has no end, and goes on for less than items live.
+    # It has no end, and runs for less than items live.
     assert written(kept(None), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=stop) == []
     count = max(numbers) + 1 + 900
     seen = written(kept(count), checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"))
     assert len(seen) == count
     end = datetime(2026, 1, 1) + (count - 1) * SECOND
-    # It counts from when time has gone on to it, so from its own time at the earliest.
+    # It counts from when time advances to it, so from its own time at the earliest.
     assert all(row["is_there"] or row["at"] + 1000 * SECOND <= end for row in seen)
     over = [row for row in seen if row["number"] in by and by[row["number"]] + 1000 * SECOND <= end]
     assert over and not any(row["is_there"] for row in over)
@@ -475,7 +486,9 @@ def test_items_are_forgotten_by_a_job_that_goes_on(tmp_path: Any) -> None:
 
 
 def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
-    """They counted from the time before the row that put them, which may be long before it: after a pause they were forgotten at once."""
+    """They counted from the time before the row that put them, which may be long ago: after a pause, they were
+    forgotten at once.
+    """
 
     def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         seen, last = context.list_state("seen", ttl="10s"), context.map_state("last", ttl="10s")
@@ -494,7 +507,7 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
     one = processor("one")
     seen = [(row["seen"], row["last"], row["total"]) for row in driven(one, rows)]
     assert seen == [(1, 1, 1), (1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 1, 1), (1, 1, 1)]
-    # A checkpoint between a row and the time behind it: who goes on counts from that.
+    # A checkpoint between a row and the time after it: the resumed job counts from that.
     one = processor("two")
     one.time(0)
     key = tm.from_dict({"k": ["a"]}).collect()._native
@@ -502,7 +515,7 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
     for _ in range(2):
         before, one = one, processor("three")
         one.restore(0, 1, [part for _, _, part in before.snapshot(whole=True)])
-        # Time is told again as it was, or as it was even before that: splits are read anew.
+        # Times are repeated, or even earlier ones come first, because splits are read again.
         one.time(0)
         one.time(-5)
     one.time(1_000_000_000)
@@ -516,7 +529,7 @@ def test_items_are_not_forgotten_too_early(tmp_path: Any) -> None:
 
 
 def test_a_time_to_live_without_time_is_told_of() -> None:
-    """It forgets nothing before the end: a plan says so, where there is one."""
+    """It forgets nothing before the end, which a plan says."""
     rows = tm.stream.from_table(pa.table({"k": [1]})).key_by("k")
 
     def nothing(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -528,7 +541,7 @@ def test_a_time_to_live_without_time_is_told_of() -> None:
 
 @pytest.mark.parametrize("ttl", [None, "1s", "1h"])
 def test_what_a_timer_puts_does_not_keep_the_key(tmp_path: Any, ttl: str | None) -> None:
-    """The time to live of a key counts from its rows, whatever else it does meanwhile."""
+    """A key's time to live counts from its rows, whatever else it does meanwhile."""
     calls = list[datetime]()
 
     def again(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -548,7 +561,7 @@ def test_what_a_timer_puts_does_not_keep_the_key(tmp_path: Any, ttl: str | None)
 
 
 def test_keys_of_all_kinds() -> None:
-    """Nulls are a key, NaNs are one, several columns are."""
+    """Nulls form a key, NaNs form one, and several columns do."""
     rows = pa.table(
         {"a": [1.5, math.nan, None, math.nan, None, 1.5], "b": ["x", "y", None, "y", None, "z"], "x": range(6)}
     )
@@ -559,7 +572,7 @@ def test_keys_of_all_kinds() -> None:
 
     source = tm.stream.from_table(rows, rows_per_batch=1)
     seen = written(source.key_by("a", "b").process(count, {"b": "str", "n": "int64"}))
-    # Of the last call for a key: rows that come together are counted together.
+    # From the last call for a key, because rows that arrive together are counted together.
     last: dict[str, int] = {}
     for row in seen:
         last[str(row["b"])] = max(row["n"], last.get(str(row["b"]), 0))
@@ -567,7 +580,7 @@ def test_keys_of_all_kinds() -> None:
 
 
 def test_lists_and_maps(tmp_path: Any) -> None:
-    """They are as those of Python, each key has its own, and a key of which all is taken out is gone."""
+    """They work like Python's, each key has its own, and a key whose items are all removed is gone."""
 
     def count(x: int, times: Any, last: Any) -> Rows:
         times[x % 3] = times.get(x % 3, 0) + 1
@@ -624,8 +637,9 @@ def test_lists_and_maps(tmp_path: Any) -> None:
 
 
 def test_aggregates(tmp_path: Any) -> None:
-    """Each is of all values of its key that have come, whatever was saved, put on disk and gone on with in between; and none is of
-    another key's."""
+    """Each covers all values of its key so far, whatever was saved, spilled and resumed in between, and none of another
+    key.
+    """
 
     def add(spread: list[int], value: int) -> list[int]:
         spread.append(value)
@@ -636,12 +650,12 @@ def test_aggregates(tmp_path: Any) -> None:
         least, most = context.aggregate_state("least", "min"), context.aggregate_state("most", "max")
         product = context.aggregate_state("product", lambda so_far, x: so_far * x % 1009)
         mean = context.aggregate_state("mean", lambda pair, x: (pair[0] + 1, pair[1] + x), initial=(0, 0))
-        # Changed in place, and the same `initial` for all keys.
+        # Modified in place, with the same `initial` for all keys.
         every = context.aggregate_state("every", add, initial=[])
         for row in rows:
             for one in (count, total, least, most):
                 one.add(row["x"])
-                # No value to these.
+                # These add no value.
                 one.add(None)
             for one in (product, mean, every):
                 one.add(row["x"])
@@ -684,7 +698,7 @@ def test_aggregates(tmp_path: Any) -> None:
             one.spill(len(one.entries()))
             spilled += 1
     assert spilled > 10
-    # What is changed in place outside of `add` is saved, too.
+    # In-place changes outside of `add` are saved, too.
     parts = [part for _, _, part in one.snapshot(whole=True)]
 
     def get(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -702,7 +716,7 @@ def test_aggregates(tmp_path: Any) -> None:
 
 
 def test_aggregates_are_forgotten(tmp_path: Any) -> None:
-    """With `ttl`, when nothing has been added for so long; also by who goes on, and without another row."""
+    """With `ttl`, when nothing has been added for this long; also in resumed jobs, and without another row."""
 
     def fold(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         total = context.aggregate_state("total", "sum", ttl="10s")
@@ -742,7 +756,7 @@ def test_aggregates_are_forgotten(tmp_path: Any) -> None:
 
 
 def test_aggregates_that_cannot_be() -> None:
-    """Errors name the aggregate, and what there is."""
+    """Errors name the aggregate, and the existing ones."""
 
     def refused(said: str, change: Any) -> None:
         def process(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> None:
@@ -766,7 +780,7 @@ def test_aggregates_that_cannot_be() -> None:
 
 
 def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
-    """A checkpoint has what was put, changed in place or removed since the last one, not all there is."""
+    """A checkpoint contains what was put, modified in place or removed since the last one, not everything."""
 
     def keep(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         items = context.map_state("items")
@@ -798,7 +812,9 @@ def test_what_is_saved_of_a_large_map(tmp_path: Any) -> None:
 
 
 def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
-    """One name, in a tuple too: what was removed does not come back from a checkpoint or from disk, and what was put again is there once."""
+    """It is one name, in a tuple, too: removed items are not restored from a checkpoint or disk, and items put again
+    exist once.
+    """
 
     def change(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         items = context.map_state("items")
@@ -845,7 +861,9 @@ def test_a_map_with_nan_for_a_name(tmp_path: Any) -> None:
 
 
 def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
-    """Checkpoints do not come to name thousands of parts: of a bucket that changes at each all is saved again now and then, of others nothing."""
+    """Checkpoints do not come to list thousands of parts: a bucket that changes in each is saved in full now and then,
+    others are not saved.
+    """
 
     def put(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         items = context.map_state("items")
@@ -861,7 +879,7 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
         return engine(put, {"k": "int64"}, None, tmp_path)
 
     def take(of: NativeKeyedEngine) -> set[int]:
-        """Take a snapshot; returns which buckets were saved whole."""
+        """Take a snapshot; return which buckets were saved in full."""
         wholes = set()
         for bucket, whole, part in of.snapshot(whole=False):
             saved[bucket] = [part] if whole else [*saved.get(bucket, []), part]
@@ -890,7 +908,7 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
     assert 0 < sum(1 in whole for whole in wholes) < 10 and not any(2 in whole for whole in wholes)
     again = restored()
     assert items(again) == items(first)
-    # Who goes on from many parts, of another version of the program perhaps, does not add to them.
+    # A job that resumes from many parts, perhaps of another version of the program, does not add more.
     saved[2] += [b""] * CHANGES_MAX
     again = restored()
     rows(again, 1, range(1))
@@ -901,7 +919,7 @@ def test_small_changes_of_a_large_state(tmp_path: Any) -> None:
 @pytest.mark.parametrize("ttl", [None, 5_000_000])
 @pytest.mark.parametrize("step_ms", [0, 1])
 def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int | None) -> None:
-    """A function that puts its alarm and its timer off at each call has one of each, not all that it has ever set."""
+    """A function that postpones its alarm and its timer at each call has one of each, not all that it has ever set."""
     clock = 0
 
     def put_off(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -936,7 +954,7 @@ def test_what_is_deleted_takes_no_memory(tmp_path: Any, step_ms: int, ttl: int |
 
 
 def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
-    """Both are due at once, and looked for once after timers that were deleted have been cleared away: both happen."""
+    """Both are due at the same time, which is looked up once after deleted timers were removed: both happen."""
 
     def again(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.state = True
@@ -959,7 +977,7 @@ def test_a_timer_when_a_key_is_forgotten(tmp_path: Any) -> None:
 
 
 def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
-    """Without a row or the stream's time; one that is set before the job stops goes off when it goes on."""
+    """Without a row or the stream's time; one that is set before the job stops fires when it resumes."""
 
     def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         if context.alarms:
@@ -984,7 +1002,7 @@ def test_alarms_go_off_by_the_clock(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("where", ["in memory", "on disk", "in a checkpoint"])
 def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
-    """An alarm waits for the time that it is set for, whatever the clock was before: set back, it waits longer; set forward, it goes off, once."""
+    """An alarm waits for its time, however the clock changes: set back, it waits longer; set forward, it fires, once."""
     clock, hour = 10**15, 3600 * 10**6
 
     def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
@@ -1002,14 +1020,14 @@ def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
         assert of.rows(names, [key], [1], names) == []
 
     def rung(of: NativeKeyedEngine) -> list[tuple[int, int]]:
-        """The keys whose alarms have gone off, and how many seconds ago they were due."""
+        """Return the keys whose alarms have fired, and how many seconds ago they were due."""
         made, more = of.ring()
         assert not more or of.ring() == ([], False)
         rows = [row for native in made for row in tm.Table(native).to_pylist()]
         return [(row["k"], (clock - round((row["at"] - START) / SECOND * 10**6)) // 10**6) for row in rows]
 
     def moved(of: NativeKeyedEngine) -> NativeKeyedEngine:
-        """The same, after what it keeps has been elsewhere."""
+        """Return the same engine, after its state has moved elsewhere."""
         if where == "on disk":
             of.spill(len(of.entries()))
         if where != "in a checkpoint":
@@ -1038,7 +1056,7 @@ def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
     one = moved(one)
     clock -= 3 * hour
     assert (rung(one), one.next_alarm()) == ([], None)
-    # What is set now is by the clock as it is now.
+    # What is set now uses the current clock.
     came(one, 1)
     assert one.next_alarm() == clock + 10 * 10**6
     clock += 10 * 10**6
@@ -1046,7 +1064,7 @@ def test_alarms_when_the_clock_is_set(tmp_path: Any, where: str) -> None:
 
 
 def test_alarms_at_the_end() -> None:
-    """Those that are set go off, however far they are."""
+    """All set alarms fire, however far away they are."""
 
     def wait(key: dict[str, Any], rows: Rows, context: tm.stream.KeyContext) -> Any:
         context.set_alarm(context.now + 1000 * SECOND)

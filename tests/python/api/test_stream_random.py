@@ -1,6 +1,6 @@
-"""Random pipelines over a stream that ends say what they say over the table of its rows, in whatever order within bounds these come.
+"""Random pipelines over a stream that ends give the same as over a table of its rows, in any order within bounds.
 
-``TIDEMILL_STREAM_SEEDS=100:200`` runs these seeds, ``TIDEMILL_STREAM_SEEDS=17`` one; a failure prints its own.
+``TIDEMILL_STREAM_SEEDS=100:200`` runs these seeds, ``TIDEMILL_STREAM_SEEDS=17`` one; a failure prints its seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import tidemill as tm
 
 SCHEMA = {"at": "timestamp[s]", "k": "str", "g": "int64", "x": "int64", "id": "int64"}
-#: By how many seconds rows may be out of order.
+#: The number of seconds by which rows may be out of order.
 BOUND_S = 20
 COUNT = 240
 
@@ -31,7 +31,7 @@ def seeds() -> range:
 
 
 def rows_of(dice: random.Random) -> list[dict[str, Any]]:
-    """In the order of their time, with pauses, equal times, and nulls."""
+    """Return rows in the order of their time, with pauses, equal times, and nulls."""
     second, rows = 0, []
     for number in range(COUNT):
         second += dice.choice([0, 0, 1, 1, 2, 3, dice.choice([1, 40])])
@@ -49,14 +49,14 @@ def rows_of(dice: random.Random) -> list[dict[str, Any]]:
 
 
 def in_order_of_arrival(rows: list[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
-    """Rows out of order by less than the bound."""
+    """Return rows out of order by less than the bound."""
     jitter = [dice.choice([0.0, dice.uniform(0, BOUND_S - 1)]) for _ in rows]
     arrival = {row["id"]: datetime.fromisoformat(row["at"]).timestamp() + jitter[row["id"]] for row in rows}
     return sorted(rows, key=lambda row: arrival[row["id"]])
 
 
 def stream_of(folder: Path, rows: list[dict[str, Any]], dice: random.Random) -> tuple[tm.DataSet, tm.DataSet]:
-    """The table of the rows, and a stream of them: of files, each a split, or of the table in small batches."""
+    """Return the table of the rows, and a stream of them: of files, each a split, or of the table in small batches."""
     folder.mkdir()
     arrived = in_order_of_arrival(rows, dice)
     files: list[list[dict[str, Any]]] = [[] for _ in range(dice.choice([1, 2, 3, 5]))]
@@ -77,7 +77,7 @@ def stream_of(folder: Path, rows: list[dict[str, Any]], dice: random.Random) -> 
 
 
 def pipeline(dice: random.Random) -> tuple[str, Pipeline]:
-    """A pipeline, and what it is, for whom it fails."""
+    """Return a pipeline, and its description for a failure."""
     steps: list[tuple[str, Callable[[tm.DataSet], tm.DataSet]]] = []
     for _ in range(dice.randrange(3)):
         bound = dice.randrange(-3, 15)
@@ -105,7 +105,7 @@ def pipeline(dice: random.Random) -> tuple[str, Pipeline]:
         if panes > 1 and data._native.is_stream():
             of = tm.stream.sliding(panes * pane, pane)
         elif panes > 1:
-            # A table has no windows that overlap: each row is in several that do not.
+            # A table has no overlapping windows: each row is in several that do not overlap.
             shifted = [data.with_columns(at=tm.col("at") - at * pane) for at in range(panes)]
             data = functools.reduce(lambda some, other: some.union(other), shifted)
         found = data.group_by(*keys, tm.stream.window(of, on="at")).agg(
@@ -158,5 +158,5 @@ def test_streams_say_what_tables_say(tmp_path: Path) -> None:
         assert not missing and not more, wrong
         assert tm.last_report().late_rows == 0, wrong
         compared += len(of_table)
-    # Pipelines that say nothing would all agree.
+    # Pipelines without results would all agree.
     assert compared > len(seeds())

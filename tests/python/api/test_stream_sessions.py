@@ -1,7 +1,6 @@
-"""Sessions that take late rows, and that give what they have so far.
+"""Sessions with late rows, and with early results.
 
-Rows that come late are sent when there are the results that all rows before them bring, so what is to come does not depend on how fast anything
-is.
+Late rows are sent when the results of all earlier rows have arrived, so the expected results do not depend on speed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ GAP_S = 6
 
 
 class Session(NamedTuple):
-    """A session of the model: its user, its rows in the order in which they came, and how many no early result has had."""
+    """A session of the model: its user, its rows in order of arrival, and the number in no early result."""
 
     user: str
     rows: list[int]
@@ -51,7 +50,7 @@ def result(of: Session, final: bool) -> Result:
 
 
 class Model:
-    """Sessions to which rows are added one by one."""
+    """A model to which rows are added one by one."""
 
     def __init__(self, emit_early_rows: int | None = None) -> None:
         self.sessions: list[Session] = []
@@ -70,7 +69,7 @@ class Model:
         return made
 
     def pass_to(self, time: int) -> list[Result]:
-        """Time has passed; those that are over and have changed are given."""
+        """Advance time; return the results of sessions that have ended and changed."""
         self.time = max(self.time, time)
         due = [of for of in self.sessions if of.end <= self.time and not of.given]
         self.sessions = [of._replace(given=True, untold=0) if of in due else of for of in self.sessions]
@@ -78,7 +77,9 @@ class Model:
 
 
 def rounds(seed: int) -> list[list[int]]:
-    """As those of `test_stream_late`, but whole pairs of rows may come late, so that there are gaps until they do, or not at all."""
+    """Like those of `test_stream_late`, but whole pairs of rows may be late, so that there are gaps until they come, or
+    permanently.
+    """
     dice = random.Random(seed)
     sent: list[list[int]] = [[] for _ in range(test_stream_late.ROUNDS)]
     late: list[list[int]] = [[] for _ in sent]
@@ -98,7 +99,7 @@ def rounds(seed: int) -> list[list[int]]:
 
 
 def replaced(results: list[Result]) -> tuple[list[Result], int]:
-    """The results that no later one replaces, and how many were replaced by one that stands for several."""
+    """Return the results that no later one replaces, and how many were replaced by one that merges several."""
     left: list[Result] = []
     merged = 0
     for new in results:
@@ -129,8 +130,9 @@ def found(seen: list[Row]) -> list[Result]:
 @pytest.mark.parametrize("early", [{}, {"emit_early_rows": 1}, {"emit_early_rows": 3}, {"emit_early_every": "5ms"}])
 @pytest.mark.parametrize("seed", range(2))
 def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, seed: int) -> None:
-    """Results come again when late rows make sessions longer, or one of two, and never otherwise; what is left when each has replaced
-    those within it are the sessions of all rows."""
+    """Results are corrected when late rows extend or merge sessions, and never otherwise; when each result has replaced
+    those within it, the sessions of all rows remain.
+    """
     sent = rounds(seed)
     model = Model(early.get("emit_early_rows"))
     expected: list[Result] = []
@@ -141,7 +143,7 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, see
         counts.append(len(expected))
     expected += model.pass_to(10**6)
     seen: list[Row] = []
-    # Those that come by the clock are more than are waited for.
+    # Those by the clock are more than are waited for.
     awaited: list[Row] = []
     left_out: list[Row] = []
 
@@ -172,7 +174,9 @@ def test_late_rows_change_sessions(early: dict[str, Any], late_output: bool, see
 @pytest.mark.parametrize("early", [{}, {"emit_early_rows": 100}])
 @pytest.mark.parametrize("late_output", [False, True])
 def test_rows_later_than_that(late_output: bool, early: dict[str, Any]) -> None:
-    """A row for which even the allowed lateness is over begins nothing, and goes where late rows go; one near a session that is kept is in that."""
+    """A row after even the allowed lateness begins nothing, and goes where late rows go; one near a live session is in
+    that.
+    """
     sent = [[0, 6], [300], [12, 192, 186, 180], [306]]
     assert {user(second) for seconds in sent for second in seconds} == {"a"}
     seen: list[Row] = []
@@ -180,7 +184,8 @@ def test_rows_later_than_that(late_output: bool, early: dict[str, Any]) -> None:
         window = tm.stream.window(tm.stream.session("12s"), on="at", allowed_lateness="100s", **early)
         sessions = stream.group_by("user", window).agg(rows=tm.count(), total=tm.col("n").sum())
         left = written(sessions, seen, late_output)
-    # When 300 has come the first session is forgotten: 12 would have been in it. 192 is kept until 304, and 180 is near it by 186.
+    # When 300 has come, the first session is forgotten: 12 would have been in it. 192 is kept until 304, and 180 is
+    # near it through 186.
     assert [of["n"] for of in left] == ([12] if late_output else [])
     assert tm.last_report().late_rows == (0 if late_output else 1)
     expected = [("a", 0, 18, 2, 6, True), ("a", 180, 204, 3, 558, True), ("a", 300, 318, 2, 606, True)]
@@ -188,7 +193,7 @@ def test_rows_later_than_that(late_output: bool, early: dict[str, Any]) -> None:
 
 
 def test_results_by_rows() -> None:
-    """Each is of exactly the rows that had come by then, with the window that they make."""
+    """Each covers exactly the rows that had come by then, with the resulting window."""
     source = tm.stream.from_generator(rows=3000, splits=1, step="1s")
     number = tm.col("number")
     rows = source.select("time", "number", key=number * 7 % 3).filter(number * number % 17 > 9)
@@ -217,7 +222,7 @@ def test_results_by_rows() -> None:
 
 
 def test_results_so_far() -> None:
-    """By the clock: they only grow, are of sessions that are not over, and the last of each is what there would be without them."""
+    """By the clock: they only grow, are of open sessions, and the last of each equals the result without them."""
     seconds = [second for second in range(600) if second % 60 < 40]
     table = tm.from_dict({"n": seconds}).select("n", at=tm.col("n").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="100s", rows_per_batch=1, rows_per_s=800)
@@ -235,7 +240,7 @@ def test_results_so_far() -> None:
 
 
 def test_in_sql() -> None:
-    """`late` and `early` take sessions."""
+    """`late` and `early` accept sessions."""
     rows = tm.from_dict({"s": [0, 1, 2, 30, 31]}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     query = "select w['final'] as last, n from (select {} as w, count(*) as n from rows group by w)"
     for call, expected in (
@@ -249,7 +254,7 @@ def test_in_sql() -> None:
 
 
 def test_they_are_rows_of_a_stream() -> None:
-    """Corrections and early results have the time of their session's end, so none is late for a window behind."""
+    """Corrections and early results have the time of their session's end, so none is late for a following window."""
     sent = rounds(5)
     plain = Model()
     for second in sorted(second for seconds in sent for second in seconds):
@@ -266,5 +271,5 @@ def test_they_are_rows_of_a_stream() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             counts.write_stream(lambda table: seen.extend(table.to_pylist()))
-    # How time goes on among rows that are sent at once is nobody's to say, so more of them may have come again.
+    # The advance of time among rows that are sent at once depends on speed, so more results may have been corrected.
     assert sum(of["final"] for of in seen) >= len(plain.sessions)

@@ -1,4 +1,4 @@
-"""Windows of streams in SQL: every kind, with early results and late rows, as the windows of ``group_by``."""
+"""Windows of streams in SQL: every kind, with early results and late rows, like the windows of ``group_by``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def table(rows: int = 300) -> tm.Table:
-    """A row every five hours, from two users in turn."""
+    """Return a row every five hours, from two users in turn."""
     made = tm.from_dict({"n": list(range(rows)), "user": [["ann", "bob"][n % 2] for n in range(rows)]})
     return made.select("n", "user", at=(tm.col("n") * 18_000).cast("timestamp[s]")).collect()
 
@@ -45,7 +45,7 @@ def grouped(window: tm.Expr) -> list[Row]:
     [
         ("counting(10)", tm.stream.window(tm.stream.count_window(10))),
         ("counting(10, 5)", tm.stream.window(tm.stream.count_window(10, 5))),
-        # Of each user a row comes every ten hours, which at least so much later begins anew.
+        # Rows of a user come every ten hours, so each is at least this much later and starts fresh.
         ("counting(at, 1, '10 hours')", tm.stream.window(tm.stream.count_window(1, ttl="10h"), on="at")),
         ("counting(at, 10, '11 hours')", tm.stream.window(tm.stream.count_window(10, ttl="11h"), on="at")),
         (
@@ -64,12 +64,12 @@ def grouped(window: tm.Expr) -> list[Row]:
     ],
 )
 def test_windows_in_sql(call: str, window: tm.Expr) -> None:
-    """What SQL calls a window gives what the window gives as a key of group_by."""
+    """A window in SQL gives the same as the window as a key of group_by."""
     assert sql(call) == grouped(window) != []
 
 
 def test_windows_of_rows_of_keys_that_are_forgotten() -> None:
-    """As in Python: a row that comes after a pause is the first of a window, and no window has rows from both sides of one."""
+    """As in Python: a row after a pause begins a window, and no window has rows from both sides of a pause."""
     hours = [hour + 24 * (hour // 7) for hour in range(100)]
     made = tm.from_dict({"user": [["ann", "bob"][at % 2] for at in range(100)], "h": hours})
     rows = made.select("user", "h", at=(tm.col("h") * 3600).cast("timestamp[s]")).collect()
@@ -88,7 +88,7 @@ def test_windows_of_rows_of_keys_that_are_forgotten() -> None:
 
 
 def test_calendars_in_sql_over_tables() -> None:
-    """A query over windows of time can be checked against the table it came from."""
+    """A query over time windows can be checked against the table it came from."""
     query = """
         select user, w['start'] as window_start, n
         from (select user, late(calendar(at, '1 year'), '1 hour') as w, count(*) as n from rows group by user, w)
@@ -102,7 +102,7 @@ def test_calendars_in_sql_over_tables() -> None:
 
 
 def test_early_results_in_sql() -> None:
-    """What a window has so far comes with final = false, and the last result as without."""
+    """Early results come with final = false, and the last one is the result without them."""
     more = ", w['final'] as window_final"
     options: dict[str, Any] = {"rows_per_batch": 1, "rows_per_s": 300}
     for call in (
@@ -116,14 +116,14 @@ def test_early_results_in_sql() -> None:
 
 
 def test_results_by_rows_in_sql() -> None:
-    """A whole number behind a window is a number of rows, not a length of time."""
+    """An integer after a window is a number of rows, not a duration."""
     rows = sql("early(tumble(at, '365 days'), 40)", ", w['final'] as window_final")
     expected = [(user, n, n == 150) for user in ("ann", "bob") for n in (40, 80, 120, 150)]
     assert sorted((row["user"], row["n"], row["window_final"]) for row in rows) == expected
 
 
 def test_results_by_event_time_in_sql() -> None:
-    """They are those of the same window in Python."""
+    """They equal those of the same window in Python."""
     for call in (
         "early_time(tumble(at, '1 hour'), '10 minutes')",
         "early_time(late(tumble(at, '1 hour'), '1 hour'), '10 minutes')",
@@ -135,7 +135,7 @@ def test_results_by_event_time_in_sql() -> None:
 
 
 def test_late_rows_in_sql() -> None:
-    """Rows that come later than a window takes them go to late_output, with all their columns."""
+    """Rows that are too late for a window go to late_output, with all of their columns."""
     seconds = [*range(4), *range(12, 28), 5, 28]
     rows = tm.from_dict({"n": list(range(len(seconds))), "user": ["ann"] * len(seconds), "s": seconds})
     rows = rows.select("n", "user", at=tm.col("s").cast("timestamp[s]")).collect()
@@ -190,13 +190,13 @@ def test_late_rows_in_sql() -> None:
     ],
 )
 def test_windows_that_make_no_sense(call: str, said: str) -> None:
-    """The error names the function, what it takes, and what it was given."""
+    """The error names the function, its arguments, and what was given."""
     with warnings.catch_warnings(), pytest.raises(tm.DataSetError, match=said):
         sql(call)
 
 
 def in_windows(query: str) -> None:
-    """A query over counts of windows gives of a stream what it gives of the table."""
+    """Check that a query over counts of windows gives the same for a stream as for the table."""
     counts = "(select user, tumble(at, '1 day') as w, count(*) as n, max(n) as m from rows group by user, w)"
     query = query.format(counts=counts)
     want = sorted(map(str, tm.sql(query, rows=tm.from_arrow(table()), known=KNOWN).to_pylist()))
@@ -212,7 +212,7 @@ KNOWN = tm.from_dict({"user": ["bob", "cyd"], "number": [2, 3]})
 @pytest.mark.parametrize(
     "columns",
     [
-        # Functions over the same groups, of which some have an order.
+        # Functions over the same groups, some of them ordered.
         "sum(n) over (partition by w['start']) s, row_number() over (partition by w['start'] order by user) r",
         "sum(n) over (partition by w['start'] order by user) s, sum(n) over (partition by w['start']) t",
         "sum(n) over (partition by w) s, row_number() over (partition by w order by user) r",
@@ -225,7 +225,7 @@ def test_several_functions_over_groups(columns: str) -> None:
 
 
 def test_functions_of_functions_over_groups() -> None:
-    """One step ranks what another has made of the same groups."""
+    """One step ranks the results of another over the same groups."""
     shares = "(select *, m * 1.0 / sum(m) over (partition by w['start']) as share from {counts})"
     ranked = f"select *, row_number() over (partition by w['start'] order by share desc) r from {shares}"
     in_windows(f"select * from ({ranked}) where r = 1")
@@ -252,7 +252,7 @@ def test_sets_of_rows(query: str) -> None:
 
 
 def test_not_in_what_has_a_null() -> None:
-    """Which might be any: nothing is known not to be in it."""
+    """A null might equal any value, so nothing is known to be missing."""
     query = "select * from rows where user not in (select nullif(user, 'cyd') from known)"
     assert written(tm.sql(query, rows=stream(), known=KNOWN)) == []
 
@@ -264,7 +264,7 @@ def test_aggregates_in_an_order() -> None:
 
 
 def test_how_far_a_time_is_behind() -> None:
-    """As in Python, and over tables it says nothing."""
+    """As in Python; over tables it has no effect."""
     in_windows("select tumble(behind(at, '1 hour'), '1 day') as w, count(*) n from rows group by w")
     for call, said in (
         ("behind(n, '1 hour')", "behind takes a timestamp or a date, not Int64"),

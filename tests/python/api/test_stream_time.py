@@ -1,4 +1,4 @@
-"""What tells the time of a stream: its rows, what they say of it, or the clock."""
+"""The origin of a stream's time: its rows, their statements about it, or the clock."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_options_of_times() -> None:
 
 
 def test_arrival_is_when_a_row_was_read() -> None:
-    """Rows get a column more, which grows with the clock; windows over it have each row once."""
+    """Rows get an additional column that grows with the clock; windows over it contain each row once."""
     table = tm.from_dict({"n": list(range(40))}).collect()
     stream = tm.stream.from_table(table, time=tm.stream.processing_time(), rows_per_batch=1, rows_per_s=100)
     before = datetime.utcnow()
@@ -99,7 +99,7 @@ def test_arrival_is_when_a_row_was_read() -> None:
 
 
 def test_the_clock_goes_on_without_rows(tmp_path: Path) -> None:
-    """A window over arrival gives its result while its source is silent: nobody waits for the next row."""
+    """A window over arrival times gives its result while its source is silent, without waiting for the next row."""
     server = socket.create_server(("127.0.0.1", 0))
     done = threading.Event()
 
@@ -139,14 +139,14 @@ def test_a_column_that_is_there_already() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_that_say_how_far_time_is(tmp_path: Path, seed: int) -> None:
-    """However far rows are out of order: none is late if what they say is true."""
+    """However far rows are out of order, none is late if their statements are true."""
     dice = random.Random(seed)
     seconds = list(range(600))
     for start in range(0, 600, 100):
         block = seconds[start : start + 100]
         dice.shuffle(block)
         seconds[start : start + 100] = block
-    # The last row of each hundred knows that all of it have come.
+    # The last row of each hundred knows that all of these have come.
     told = [at + 1 if at % 100 == 99 else None for at in range(600)]
     schema = {"s": "timestamp[s]", "told": "timestamp[s]"}
     rows = ({"s": text(at), "told": end and text(end)} for at, end in zip(seconds, told, strict=True))
@@ -162,7 +162,7 @@ def test_rows_that_say_how_far_time_is(tmp_path: Path, seed: int) -> None:
 
 
 def test_rows_that_come_together() -> None:
-    """What a row says holds for those behind it, and a batch is not cut: all of it comes before."""
+    """A row's statement applies to the rows after it, and a batch is not divided: all of its rows come before."""
     at = [0, 5, 9, *range(20, 60), 3]
     told = [None, None, 10, *[None] * 39, 60, None]
     rows = tm.from_dict({"at": at, "told": told})
@@ -175,7 +175,7 @@ def test_rows_that_come_together() -> None:
 
 
 def test_clock_tells_between(tmp_path: Path) -> None:
-    """A job over arrival that stops and goes on has each row in one window."""
+    """A job over arrival times that stops and resumes has each row in one window."""
     table = tm.from_dict({"n": list(range(300))}).collect()
     stream = tm.stream.from_table(table, time=tm.stream.processing_time(), rows_per_batch=1, rows_per_s=300)
     counts = stream.group_by(tm.stream.window(tm.stream.tumbling("20ms"), on="arrived")).agg(rows=tm.count())
@@ -188,7 +188,7 @@ def test_clock_tells_between(tmp_path: Path) -> None:
 
 
 def paced() -> tm.Table:
-    """In the order of `at`, and other times: one that is up to half an hour behind, and one that is long before."""
+    """In the order of `at`, with other times: one that lags up to half an hour, and one that is much earlier."""
     n = tm.col("n")
     second = {"at": n * 10, "other": n * 10 - n * 7 % 1800, "before": n * 0}
     times = {name: of.cast("timestamp[s]").cast("timestamp[us]") for name, of in second.items()}
@@ -211,7 +211,7 @@ def in_order(rows: tm.Table) -> tm.DataSet:
     ],
 )
 def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
-    """Windows wait for the rows of a time that is behind the stream's, as far as that is known or said: none is late."""
+    """Windows wait for rows whose time lags behind the stream's, as far as that is known or declared: none is late."""
     rows = paced()
 
     def count(data: tm.DataSet) -> tm.DataSet:
@@ -221,7 +221,7 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
         warnings.simplefilter("error", tm.stream.LateRowsWarning)
         found = written(count(in_order(rows)))
         assert sorted(found, key=str) == sorted(count(tm.from_arrow(rows)).to_pylist(), key=str)
-        # The same where another step has made the column.
+        # The same if another step has computed the column.
         made = in_order(rows).with_columns(other=on).filter(tm.col("n") >= 0)
         counts = made.group_by(tm.stream.window(tm.stream.tumbling("10m"), on="other")).agg(n=tm.count())
         assert sorted(written(counts), key=str) == sorted(found, key=str)
@@ -236,7 +236,7 @@ def test_windows_of_times_that_are_behind(on: tm.Expr) -> None:
     ],
 )
 def test_windows_of_times_that_nobody_knows(on: tm.Expr, named: str) -> None:
-    """Their rows would be late, but for a few: they are refused, with the column and what to say of it."""
+    """Most of their rows would be late: they are refused, with the column and the remedy."""
     counts = in_order(paced()).group_by(tm.stream.window(tm.stream.tumbling("10m"), on=on)).agg(n=tm.count())
     with pytest.raises(tm.DataSetError, match=rf"{named}.*tm\.stream\.bounded_delay"):
         written(counts)
@@ -246,7 +246,7 @@ def test_windows_of_times_that_nobody_knows(on: tm.Expr, named: str) -> None:
 
 
 def test_times_that_functions_give_later() -> None:
-    """What a timer gives an hour later is waited for as long as the program says."""
+    """What a timer returns an hour later is waited for as long as the program declares."""
 
     def later(key: Row, rows: list[Row], context: tm.stream.KeyContext) -> Row | None:
         if rows:
@@ -262,7 +262,7 @@ def test_times_that_functions_give_later() -> None:
 
 
 def test_groups_of_cut_times() -> None:
-    """A time that is cut to hours tells when its group is complete, without a window."""
+    """A time truncated to hours tells when its group is complete, without a window."""
     hours = in_order(paced()).group_by(tm.col("at").dt.truncate("hour").alias("hour")).agg(n=tm.count())
     assert sorted(row["n"] for row in written(hours)) == [120, 360, 360, 360]
     bins = tm.sql("select date_bin('1 hour', at) h, count(*) n from rows group by 1", rows=in_order(paced()))
@@ -270,7 +270,7 @@ def test_groups_of_cut_times() -> None:
 
 
 def test_a_nanosecond_before_1970() -> None:
-    """Rounded towards 1970 it would be in the next window."""
+    """Rounded towards 1970, it would be in the next window."""
     rows = pa.table({"at": pa.array([-1_000_000_001, -1, 0], pa.timestamp("ns"))})
     stream = tm.stream.from_table(rows, time="at")
     found = written(stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="at")).agg(n=tm.count()))
@@ -279,7 +279,7 @@ def test_a_nanosecond_before_1970() -> None:
 
 @pytest.mark.parametrize("now", ["now()", "current_timestamp", "current_time"])
 def test_now_goes_on(now: str) -> None:
-    """On a stream it is now, not when the job began: a filter of the last hour stays one."""
+    """On a stream it is the current time, not when the job began: a filter of the last hour stays one."""
     rows = tm.stream.from_table(paced(), rows_per_batch=100, rows_per_s=4000)
     found = written(tm.sql(f"select n, {now} as t, current_date as d from rows where {now} is not null", rows=rows))
     times = [row["t"] for row in sorted(found, key=lambda row: row["n"])]

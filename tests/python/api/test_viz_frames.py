@@ -1,4 +1,4 @@
-"""Frames on disk: what is written is what is read, in the bytes that were promised, and bad input is refused."""
+"""Frames on disk: they are read as written, have the documented size, and invalid input is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ safetensors = pytest.importorskip("safetensors.numpy")
 
 
 def test_points_that_come_and_go_keep_their_places_names_and_categories(tmp_path: Path) -> None:
-    """A point that takes another's place when ids come, go or change their order would move to where that one is."""
+    """A point that took another's place when ids come, go or change their order would move to where that one is."""
     rng = np.random.default_rng(0)
     names = np.array([f"id {number}" for number in range(40)])
     with FrameWriter(tmp_path) as writer:
@@ -51,7 +51,7 @@ def test_points_that_come_and_go_keep_their_places_names_and_categories(tmp_path
 
 
 def test_a_point_takes_six_bytes_a_frame_and_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
-    """Ids, or categories that stay what they are, would make frames twice as long if each had them."""
+    """Frames would be twice as long if each contained ids, or categories that do not change."""
     rng = np.random.default_rng(0)
     ids = np.arange(5000)
     with FrameWriter(tmp_path) as writer:
@@ -64,7 +64,7 @@ def test_a_point_takes_six_bytes_a_frame_and_any_reader_of_safetensors_opens_it(
 
 
 def test_the_index_says_where_most_values_lie(tmp_path: Path) -> None:
-    """The page lays its colours there: of a few that are far from the others nobody would see the rest."""
+    """The page's color scale ends there: with a few extreme values, all others would look the same."""
     with FrameWriter(tmp_path / "frames") as writer:
         far = np.append(np.arange(1000.0), [1e30, np.nan])
         writer.write_frame(np.zeros((1002, 3)), values={"v": far, "none": np.full(1002, np.nan)})
@@ -74,7 +74,7 @@ def test_the_index_says_where_most_values_lie(tmp_path: Path) -> None:
 
 
 def test_groups_with_an_order_say_so_and_few_take_a_byte(tmp_path: Path) -> None:
-    """Bins that are coloured like sectors tell nothing; and of 256 categories one would be taken for none."""
+    """Bins colored like sectors tell nothing; and of 256 categories, one would be mistaken for none."""
     kinds = [f"kind {number}" for number in range(256)]
     with FrameWriter(tmp_path / "map", categories={"sector": (), "bin": ["low", "high"]}) as writer:
         for turn, some in enumerate((kinds[:255], kinds)):
@@ -98,7 +98,7 @@ def test_groups_with_an_order_say_so_and_few_take_a_byte(tmp_path: Path) -> None
 
 
 def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
-    """A second writer that counts points or categories anew would give old points new names."""
+    """A second writer that numbers points or categories from 0 would give old points new names."""
     for frames in (3, 2):
         with FrameWriter(tmp_path, mode="a") as writer:
             for _ in range(frames):
@@ -118,7 +118,7 @@ def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_frames_that_others_record_are_those_of_the_writer(tmp_path: Path) -> None:
-    """Frames that several processes make, in any order, would name other points or categories than the folder does."""
+    """Frames made by several processes, in any order, would name other points or categories than the folder does."""
     rng = np.random.default_rng(0)
     ids = [["b", "a"], ["b"], ["c", "a", "b"]]
     groups = {"a": "x", "b": "y", "c": "x"}
@@ -165,7 +165,7 @@ def test_frames_that_others_record_are_those_of_the_writer(tmp_path: Path) -> No
 
 
 def test_a_reader_sees_whole_frames_as_they_come(tmp_path: Path) -> None:
-    """A line that is half written would be taken for a damaged index."""
+    """A partially written line would be mistaken for a damaged index."""
     writer = FrameWriter(tmp_path, title="grows")
     reader = FrameReader(tmp_path)
     assert (len(reader), reader.title) == (0, "grows")
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path, what: d
 
 
 def test_what_pandas_has_for_nothing_is_no_category(tmp_path: Path) -> None:
-    """Its NA says of no comparison whether it holds, and ended the write with a TypeError that named no grouping."""
+    """Comparisons with NA are neither true nor false, which ended the write with a TypeError that named no grouping."""
     pandas = pytest.importorskip("pandas")
     texts = pandas.Series(["x", pandas.NA, None], dtype="string")
     mixed = np.array([pandas.NA, float("nan"), "y"], dtype=object)
@@ -220,7 +220,9 @@ def test_what_pandas_has_for_nothing_is_no_category(tmp_path: Path) -> None:
 
 
 def test_names_that_the_page_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
-    """It listed them twice and showed the grouping both times; one called as readers' groups are was replaced by these."""
+    """It listed them twice and showed the grouping both times; one with the name of readers' groups was replaced by
+    these.
+    """
     where = np.zeros((1, 3))
     with FrameWriter(tmp_path / "frames") as writer:
         with pytest.raises(FrameError, match=r"'my groups' is the page's name for .* another name"):
@@ -260,7 +262,7 @@ def test_the_largest_numbers_are_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_frame_that_was_refused_leaves_no_categories(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    """The legend would show them for ever, with no point in them; nor may its points be taken for known ones."""
+    """The legend would show them forever, without points; nor may its points count as known."""
     writer = FrameWriter(tmp_path)
     good: dict[str, Any] = {"positions": np.zeros((2, 3)), "ids": ["a", "b"], "groups": {"kind": ["x", "y"]}}
     with pytest.raises(FrameError):
@@ -271,14 +273,14 @@ def test_a_frame_that_was_refused_leaves_no_categories(tmp_path: Path, wrong: di
 
 
 def test_an_id_twice_is_found_at_once(tmp_path: Path) -> None:
-    """Among 200,000: looking back through all of them for each would take hours."""
+    """Among 200,000: searching all earlier ones for each would take hours."""
     ids = [f"p{number}" for number in range(200_000)]
     with pytest.raises(FrameError, match="'p199998' appears twice"):
         FrameWriter(tmp_path).write_frame(np.zeros((200_001, 3)), ids=[*ids, "p199998"])
 
 
 def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path: Path) -> None:
-    """Somebody's work: by id, as rows are others then; also of points that come with a later frame."""
+    """They are users' work: stored by id, because rows change; also for points that come with a later frame."""
     with FrameWriter(tmp_path) as writer:
         writer.write_frame(np.zeros((4, 3)), ids=["a", "b", "c", "d"])
     groups = [{"name": "mine", "rows": [0, 2]}, {"name": "other", "rows": [3, 1]}]
@@ -295,7 +297,7 @@ def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path:
     ):
         writer.close()
     assert json.loads((tmp_path / "selections.json").read_text())[0] == {"name": "mine", "rows": [0, 4]}
-    # To go on behind the frames changes nothing.
+    # Appending to the frames changes nothing.
     with FrameWriter(tmp_path, mode="a") as writer:
         writer.write_frame(np.zeros((1, 3)), ids=["d"])
     assert json.loads((tmp_path / "selections.json").read_text())[1] == {"name": "other", "rows": [2]}
@@ -308,7 +310,7 @@ def test_groups_that_readers_made_outlive_frames_that_are_written_anew(tmp_path:
 def test_a_group_that_is_made_just_before_frames_are_written_anew_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups were looked for before the lock was taken that keeps readers from making more."""
+    """Groups were read before taking the lock that keeps readers from making more."""
     with FrameWriter(tmp_path) as writer:
         writer.write_frame(np.zeros((2, 3)), ids=["a", "b"])
     locked = _selections.locked
@@ -372,7 +374,7 @@ def test_damaged_folders_are_explained(tmp_path: Path) -> None:
 def test_frames_of_very_many_points_have_an_even_sample_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample must have the very points that the page takes it to have: those whose row, divided by 61, leaves little."""
+    """The sample must contain exactly the points that the page expects: those whose row modulo 61 is small."""
     monkeypatch.setattr(_write, "SAMPLE_FROM", 2000)
     monkeypatch.setattr(_write, "_SAMPLE_POINTS", 500)
     rng = np.random.default_rng(0)

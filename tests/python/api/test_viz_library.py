@@ -1,4 +1,4 @@
-"""The library of plots: what uploads become, what is refused, what is found again, and that versions are what was saved."""
+"""The library of plots: imports, refused files, search, and versions that are restored as saved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_empty(library: Library) -> bool:
     return library.plots() == [] and list((library.folder / "plots").iterdir()) == []
 
 
-# ---- what uploads become
+# ---- imports
 
 
 def test_the_text_point_file(library: Library, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_text_point_file(library: Library, tmp_path: Path) -> None:
 
 
 def test_xml_of_points_and_clusters(library: Library, tmp_path: Path) -> None:
-    """Two clusters of one name must stay two; colours and what is hidden are what the file says."""
+    """Two clusters with the same name must stay two; colors and hidden clusters are those of the file."""
     plot, reader, frame = only_frame(library, write(tmp_path, "fungi.pviz", PVIZ))
     assert (plot.title, plot.kind) == ("Fungi & more", "xml")
     assert (reader.ids, reader.labels) == (["0", "7", "9"], ["first", "7", "9"])
@@ -150,7 +150,7 @@ def test_tables_of_all_kinds_are_alike(library: Library, tmp_path: Path) -> None
     pyarrow.csv.write_csv(table, tmp_path / "t.tsv", pyarrow.csv.WriteOptions(delimiter="\t"))
     for name in ("t.parquet", "t.arrow", "t.csv", "t.tsv"):
         reader = FrameReader(library.frames(library.add(tmp_path / name).id))
-        # By their time, not as they stand in the file.
+        # By their time, not by their position in the file.
         assert reader.times == ["9", "10"] and reader.ids == ["a", "b"], name
         first, second = reader[0], reader[1]
         np.testing.assert_allclose(first.positions, [[2, 2, 0], [3, 3, 0]])
@@ -161,7 +161,7 @@ def test_tables_of_all_kinds_are_alike(library: Library, tmp_path: Path) -> None
 
 
 def test_a_column_that_looks_like_numbers_for_long_is_texts(library: Library, tmp_path: Path) -> None:
-    """Types that are found out from the first rows alone would refuse the rest."""
+    """Types inferred from the first rows alone would cause the others to be refused."""
     rows = "".join(f"{n},{n},0\n" for n in range(900)) + "last one,0,0\n"
     _, reader, _ = only_frame(library, write(tmp_path, "a.csv", "id,x,y\n" + rows))
     assert reader.ids[-2:] == ["899", "last one"]
@@ -177,13 +177,13 @@ def test_ids_of_uploads_are_the_texts_that_are_written(library: Library, tmp_pat
         rows = "".join(f"{name},{place},0\n" for place, name in enumerate(ids))
         _, reader, _ = only_frame(library, write(tmp_path, "ids.csv", "id,x,y\n" + rows))
         assert list(reader.ids) == ids
-    # Times are texts too, in the order of their numbers.
+    # Times are strings, too, in the order of their numbers.
     plot = library.add(write(tmp_path, "times.csv", "id,time,x,y\na,010,0,0\na,9,1,1\na,1.5,2,2\n"))
     assert [frame.time for frame in FrameReader(library.frames(plot.id))] == ["1.5", "9", "010"]
 
 
 def test_a_series_of_files_by_index_and_by_name(library: Library, tmp_path: Path) -> None:
-    """Frames in another order than the index says would be another film."""
+    """Frames in another order than in the index would be a different film."""
     files = {f"f{n}.txt": f"0 {n} 0 0 1\n{n} 1 1 1 2\n" for n in (10, 2, 1)}
     index = "# time series\nf10.txt\tthe first\nf1.txt\nf2.txt\tlast\n"
     archive = zipped(
@@ -207,7 +207,7 @@ def test_a_folder_of_frames_is_copied(library: Library, tmp_path: Path) -> None:
     write(tmp_path / "map", "selections.json", '[{"name":"<mine>","rows":[1]},{"name":"both","rows":[0,1]}]')
     plot = library.add(tmp_path / "map")
     assert (plot.title, plot.kind) == ("Mine", "frames")
-    # What readers had made is the original, over which versions are made.
+    # Groups that readers had made are in the original, over which versions are made.
     assert library.changes(plot.id, 0) == [
         {"set": "group", "name": "<mine>", "value": [1]},
         {"set": "group", "name": "both", "value": [0, 1]},
@@ -220,7 +220,7 @@ def test_a_folder_of_frames_is_copied(library: Library, tmp_path: Path) -> None:
         library.add(tmp_path / "library")
 
 
-# ---- what is refused
+# ---- refused files
 
 BAD = [
     ("a.doc", b"x", "does not show its format"),
@@ -337,7 +337,7 @@ def test_archives_with_links_lies_and_passwords(library: Library, tmp_path: Path
         archive.writestr(link, "/etc/passwd")
     with pytest.raises(UploadError, match="is a link"):
         library.add(tmp_path / "link.zip")
-    # Says that it unpacks to ten bytes.
+    # It claims to unpack to ten bytes.
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.txt", GOOD * 10_000)
@@ -352,7 +352,7 @@ def test_archives_with_links_lies_and_passwords(library: Library, tmp_path: Path
 
 
 def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: Path) -> None:
-    """An archive whose directory says that it begins before its first byte was an `OSError` without a name."""
+    """An archive whose directory claims to begin before its first byte was an `OSError` without a name."""
     dice = seeds.dice()
     text = "".join(f"{n} {n / 7} {n / 3} 0.5 {n % 3} point {n}\n" for n in range(60))
     columns = {axis: np.arange(60) / 7 for axis in "xyz"} | {"kind": ["a", "b"] * 30}
@@ -375,7 +375,7 @@ def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: 
             assert str(tmp_path) not in message and "internal" not in message.lower(), (seeds.SEED, number, message)
         except Exception as error:
             raise AssertionError(f"{name}, number {number} of seed {seeds.SEED}") from error
-    # The archive that showed it: its directory is said to be longer than the file.
+    # The archive that revealed it: its directory claims to be longer than the file.
     lie = bytearray(whole["a.zip"])
     lie[-10:-6] = (len(lie) - 22).to_bytes(4, "little")
     with pytest.raises(UploadError, match=r"a\.zip: this is not an archive that can be unpacked"):
@@ -398,7 +398,7 @@ def test_damaged_uploads_are_plots_or_upload_errors(library: Library, tmp_path: 
 def test_whatever_comes_is_a_plot_or_an_upload_error(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, data: bytes
 ) -> None:
-    """Any other exception would be one that whoever uploads cannot understand; half a plot would stay for ever."""
+    """Any other exception would not be understandable for the user; and half a plot would stay forever."""
     folder = tmp_path_factory.mktemp("fuzz")
     library = Library(folder / "library", limits=Limits(bytes=1 << 20, points=100, frames=10))
     try:
@@ -451,7 +451,7 @@ def test_every_format_gives_the_same_points(
     assert (np.abs(readers[0][0].positions - where) <= np.ptp(where, axis=0) / 131068 + 0.1).all()
 
 
-# ---- describing, finding
+# ---- description, search
 
 
 def test_search_by_tag_collection_and_content(library: Library, tmp_path: Path) -> None:
@@ -505,7 +505,7 @@ def test_search_by_tag_collection_and_content(library: Library, tmp_path: Path) 
 
 
 def test_a_version_is_all_changes_up_to_it(library: Library, tmp_path: Path) -> None:
-    """Branches must not see each other's changes, and what is taken back is as in the original."""
+    """Branches must not see each other's changes, and reverted changes are as in the original."""
     plot = library.add(write(tmp_path, "fungi.pviz", PVIZ)).id
     about = {"grouping": "cluster", "category": "Glomus (1)"}
     red = {"set": "colour", **about, "value": "#ff0000"}
@@ -527,7 +527,7 @@ def test_a_version_is_all_changes_up_to_it(library: Library, tmp_path: Path) -> 
 
 
 def test_a_version_is_renamed_and_removed_and_those_built_on_it_stay(library: Library, tmp_path: Path) -> None:
-    """A log without what it is built on would show something else; a number that comes again would be taken for the removed one."""
+    """A log without its base would show something else; a reused number would be mistaken for the removed one."""
     plot = library.add(write(tmp_path, "points.txt", "0 1 2 3 1\n1 2 3 4 2\n")).id
     star, group = {"set": "glyph", "point": "0", "value": "star"}, {"set": "group", "name": "mine", "value": [0]}
     library.save_version(plot, "one", [star, group])
@@ -606,7 +606,7 @@ def test_shares_are_kept_as_hashes_and_withdrawn(library: Library, tmp_path: Pat
 
 
 def test_many_write_at_once(library: Library, tmp_path: Path) -> None:
-    """Two that save a version at the same time get two numbers; nobody is told that the database is locked."""
+    """Two that save a version at the same time get two numbers; nobody gets an error that the database is locked."""
     path = write(tmp_path, "a.txt", GOOD)
     plot = library.add(path).id
     wrong: list[BaseException] = []
@@ -633,7 +633,7 @@ def test_many_write_at_once(library: Library, tmp_path: Path) -> None:
 def test_a_failure_at_any_step_leaves_the_library_as_it_was(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Should the disk be full, or the program be stopped, there must be no plot without points, nor points of no plot."""
+    """If the disk is full, or the program is stopped, there must be no plot without points, nor points without a plot."""
     path = write(tmp_path, "a.txt", GOOD)
     for name in ("rename", "iterdir", "replace", "stat"):
         with monkeypatch.context() as patch:

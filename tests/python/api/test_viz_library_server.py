@@ -1,4 +1,4 @@
-"""The library over HTTP: what each token may do, uploads that are refused, and pages of other sites that try."""
+"""The library over HTTP: permissions of tokens, refused uploads, and attempts by pages of other sites."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plot(library: Library, tmp_path: Path) -> str:
 def ask(
     server: Server, method: str, path: str, body: Any = None, token: str | None = "", **headers: str
 ) -> tuple[int, Any]:
-    """Status and answer, which is read as JSON where it is; the token is the library's unless told otherwise."""
+    """Return status and response, parsed if it is JSON; uses the library's token by default."""
     host, port = server._http.server_address[:2]
     connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
     if token is not None:
@@ -95,7 +95,7 @@ def test_a_plot_from_upload_to_removal(server: Server, library: Library) -> None
 def test_a_share_shows_one_plot_and_does_nothing_else(
     server: Server, library: Library, plot: str, tmp_path: Path
 ) -> None:
-    """Whoever has a link of a share must find no way to anything else, nor change anything."""
+    """A share's link must not give access to anything else, nor allow changes."""
     other = library.add(tmp_path / "points.txt").id
     library.comment(plot, "not for strangers")
     library.save_version(plot, "one", [])
@@ -188,7 +188,7 @@ def test_nothing_else_is_found(server: Server, plot: str, path: str) -> None:
 
 
 def test_pages_of_other_sites_get_nowhere(server: Server, library: Library, plot: str) -> None:
-    """A site whose name was made to point here, or that sends a form here, is no page of this server."""
+    """A site whose name resolves to this host, or that sends a form here, is not a page of this server."""
     port = server._http.server_address[1]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "10.0.0.1"):
         assert ask(server, "GET", f"plots/{plot}", Host=host)[0] == 403, host
@@ -213,7 +213,7 @@ def test_pages_of_other_sites_get_nowhere(server: Server, library: Library, plot
 
 
 def test_a_body_that_nobody_reads_is_not_the_next_question(server: Server, plot: str) -> None:
-    """What is smuggled in behind a question that takes no body must not be answered."""
+    """What is smuggled in after a request without a body must not be answered."""
     smuggled = f"DELETE /api/plots/{plot} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.token}\r\n\r\n"
     host, port = server._http.server_address[:2]
     with socket.create_connection((str(host), int(port)), timeout=launched.PATIENCE_S) as client:
@@ -229,7 +229,7 @@ def test_a_body_that_nobody_reads_is_not_the_next_question(server: Server, plot:
 
 
 def raw(server: Server, request: bytes) -> bytes:
-    """What the server answers to bytes that need not be a request."""
+    """Return the server's response to bytes that need not be a request."""
     host, port = server._http.server_address[:2]
     with socket.create_connection((str(host), int(port)), timeout=launched.PATIENCE_S) as connection:
         connection.sendall(request)
@@ -243,7 +243,9 @@ def raw(server: Server, request: bytes) -> bytes:
 def test_broken_requests_are_refused_without_a_word_in_the_log(
     server: Server, library: Library, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever has no token may send anything; nothing of it is an exception, and no answer names a place of this machine."""
+    """Anyone can send anything without a token; this must never raise an exception, and no response may contain a local
+    path.
+    """
     ours = b"Host: localhost\r\nAuthorization: Bearer " + server.token.encode() + b"\r\n"
     for request in (
         b"GET /api/library HTTP/1.1\r\nHost: [\r\n\r\n",
@@ -271,7 +273,7 @@ def test_broken_requests_are_refused_without_a_word_in_the_log(
 def test_a_library_that_another_program_holds(
     server: Server, library: Library, plot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later is another time: the answer says so, and not where the library lies."""
+    """It may work later: the response says so, without the library's location."""
     monkeypatch.setattr(_schema, "_WAIT_S", 0.05)
     holding = sqlite3.connect(library.folder / "library.sqlite", isolation_level=None)
     holding.execute("BEGIN IMMEDIATE")
@@ -284,12 +286,14 @@ def test_a_library_that_another_program_holds(
 
 
 def test_uploads_are_decoded_within_a_bound(tmp_path: Path) -> None:
-    """A file that wants more memory or time than there is, or ends its reader, is refused; the server goes on, and nothing is left."""
+    """A file that needs too much memory or time, or crashes its reader, is refused; the server continues, and nothing
+    is left.
+    """
     many = io.BytesIO()
     table = pa.table({"x": [0.0], "y": [0.0], "z": [0.0], "label": ["a" * 200]})
     with pq.ParquetWriter(many, table.schema, compression="zstd") as writer:
         for _ in range(10):
-            # Rows that repeat take next to nothing in the file.
+            # Repeated rows take almost no space in the file.
             writer.write_table(pa.concat_tables([table] * 200_000).combine_chunks())
     for name, data, limits in (
         ("many.parquet", many.getvalue(), Limits(memory_bytes=2 << 30)),
@@ -304,7 +308,7 @@ def test_uploads_are_decoded_within_a_bound(tmp_path: Path) -> None:
 
 
 def test_what_killed_uploads_have_left_is_removed(library: Library) -> None:
-    """At once if nobody makes a plot there, and not while somebody does."""
+    """Immediately if no plot is being created there, and not while one is."""
     left = library.folder / "plots" / ".upload-killed"
     left.mkdir()
     with library.uploading():
@@ -315,7 +319,7 @@ def test_what_killed_uploads_have_left_is_removed(library: Library) -> None:
 
 
 def test_the_token_need_not_be_in_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others see a command line; a file and the environment they do not."""
+    """Other users can see command lines, but not a file or the environment."""
     (tmp_path / "token").write_text("of-a-file-0123456789\n")
     options = argparse.Namespace(token=None, token_file=tmp_path / "token")
     assert view._token(options) == "of-a-file-0123456789"

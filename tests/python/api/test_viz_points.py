@@ -1,4 +1,4 @@
-"""Points by row, by id and by text, of folders whose names nobody has read whole; and what the server says of them."""
+"""Points by row, by id and by text, in folders whose names are never read as a whole; and the server's responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def packed(parts: list[list[str]]) -> _texts.Texts:
 
 @given(parts=st.lists(NAMES, max_size=3), wanted=st.text("abAB1é ", min_size=1, max_size=3), most=st.integers(1, 50))
 def test_texts_are_found_as_one_by_one(parts: list[list[str]], wanted: str, most: int) -> None:
-    """A match across two texts, a wrong place in a second file, or a piece's last text left out."""
+    """Catches a match across two strings, a wrong position in a second file, or a skipped last string of a piece."""
     whole = [name for part in parts for name in part]
     before = _texts._ROWS_AT_ONCE
     _texts._ROWS_AT_ONCE = 7
@@ -76,7 +76,7 @@ def asked(server: Server, path: str, **query: str) -> Any:
 
 
 def test_the_server_tells_points_and_parts_of_files(folder: Path) -> None:
-    """The page knows no point by itself: what it is told of one must be that point's, found by whatever it asks with."""
+    """The page knows no points by itself: the response must be that of the point it asks for, in any way."""
     with Server(folder) as server:
         told = lambda **query: json.loads(asked(server, "points", **query))  # noqa: E731
         assert told(rows="1,2,99") == [

@@ -1,4 +1,4 @@
-"""Trees between points: the shortest one, Newick's format, and where inner nodes lie."""
+"""Trees between points: the minimum spanning tree, the Newick format, and positions of inner nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.viz import minimum_spanning_tree as spanning
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 57])
 def test_the_shortest_tree_is_as_short_as_kruskals(count: int) -> None:
-    """Another algorithm, written plainly, must come to the same length and connect all points."""
+    """Another algorithm, written plainly, must find the same length and connect all points."""
     rng = np.random.default_rng(count)
     points = rng.normal(size=(count, 3)).round(1)
     edges = spanning(points)
@@ -54,7 +54,7 @@ def test_newick() -> None:
     np.testing.assert_equal(tree.lengths, [np.nan, 0.5, 1, 2.5, np.nan, np.nan, np.nan])
     assert tree.leaves() == [2, 3, 5, 6]
     assert read_newick("alone:3;").lengths == [3]
-    # Deeper than any recursion.
+    # Deeper than any recursion limit.
     assert len(read_newick("(" * 20_000 + "a" + ")" * 20_000 + ";").names) == 20_001
 
 
@@ -84,7 +84,7 @@ def test_whatever_comes_is_a_tree_or_an_error(text: str) -> None:
 
 
 def test_inner_nodes_lie_where_springs_hold_them() -> None:
-    """The same as from the whole system of equations, on random trees."""
+    """The same as from the full system of equations, on random trees."""
     rng = np.random.default_rng(0)
     for leaves in (1, 2, 3, 8, 40):
         parts: list[Any] = [f"p{n}:{rng.uniform(0.1, 2):.3f}" for n in range(leaves)]
@@ -97,7 +97,7 @@ def test_inner_nodes_lie_where_springs_hold_them() -> None:
         np.testing.assert_array_equal(places[:leaves], points)
         row = {name: number for number, name in enumerate(ids)}
         assert len(edges) == len(tree.names) - 1
-        # At each inner node the pulls of all branches cancel.
+        # At each inner node, the forces of all branches cancel.
         force = np.zeros_like(places)
         for (parent, child), length in zip(edges, tree.lengths[1:], strict=True):
             a, b = row[parent], row[child]
