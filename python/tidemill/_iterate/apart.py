@@ -25,11 +25,10 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tidemill._iterate.result import IterationAccount
 from tidemill.mpi import Status
 
 __all__ = ["Apart", "Talk"]
@@ -44,6 +43,15 @@ class _Neighbor:
 
     clock: int = 0
     is_active: bool = True
+
+
+class Spent(Protocol):
+    """What an account counts here."""
+
+    rounds: int
+    bytes_sent: int
+    exchange_seconds: float
+    compute_seconds: float
 
 
 class Talk:
@@ -64,12 +72,14 @@ class Talk:
     def __init__(
         self,
         comm: Any,
-        account: IterationAccount,
+        account: Spent,
         neighbors: Iterable[int],
         receive: Callable[[int, Any], None],
         staleness: int,
     ) -> None:
-        self._base, self._comm, self._account = comm, comm.Dup(), account
+        self._base, self._account = comm, account
+        #: Alone, nothing is sent.
+        self._comm = comm.Dup() if comm.size > 1 else None
         self._receive, self._staleness = receive, staleness
         self._neighbors = {rank: _Neighbor() for rank in sorted(set(neighbors) - {comm.rank})}
         self.clock = 0
@@ -77,6 +87,8 @@ class Talk:
         self.is_over = False
         #: How many workers ended without being done.
         self.stopped_workers = 0
+        #: Whether this worker sent ghosts to itself.
+        self._own_came = False
         self._requests: list[Any] = []
         #: Of all messages, by worker.
         self._sent, self._received = [0] * comm.size, [0] * comm.size
@@ -89,7 +101,7 @@ class Talk:
     def send(self, messages: Mapping[int, Any], is_active: bool) -> None:
         """Tell all neighbors the clock and whether this worker goes on, and some of them ghosts."""
         for rank in messages:
-            if rank not in self._neighbors and rank != self._comm.rank:
+            if rank not in self._neighbors and rank != self._base.rank:
                 raise ValueError(
                     f'boundary sends to worker {rank!r}, to which it sent nothing at first: with sync="async" it '
                     "sends to the same workers all the time"
@@ -101,17 +113,19 @@ class Talk:
             if frame is not None:
                 self._ghosts_sent += 1
                 self._account.bytes_sent += len(frame)
-        if self._comm.rank in messages:
-            self._receive(self._comm.rank, pickle.loads(frames[self._comm.rank]))
+        if (own := frames.get(self._base.rank)) is not None:
+            self._receive(self._base.rank, pickle.loads(own))
+            self._own_came = True
 
     def fail(self) -> None:
         """Tell all workers that this one has failed."""
-        for rank in range(self._comm.size):
-            if rank != self._comm.rank:
+        for rank in range(self._base.size):
+            if rank != self._base.rank:
                 self._post(rank, (self.clock, False, None, True))
         self.is_over = True
 
     def _post(self, rank: int, message: tuple[int, bool, bytes | None, bool]) -> None:
+        assert self._comm is not None, "there is another worker"
         self._requests.append(self._comm.isend(message, rank))
         self._sent[rank] += 1
         if len(self._requests) > 2 * len(self._neighbors):
@@ -119,7 +133,10 @@ class Talk:
 
     def take(self) -> bool:
         """Take in what has come; return whether there were ghosts."""
-        fresh, status = False, Status()
+        fresh, self._own_came = self._own_came, False
+        if self._comm is None:
+            return fresh
+        status = Status()
         while (message := self._comm.improbe(status=status)) is not None:
             clock, is_active, frame, failed = message.recv(status)
             rank = status.Get_source()
@@ -147,6 +164,9 @@ class Talk:
 
     def vote(self, stopped: bool) -> None:
         """Take part in finding the end; only passive workers do."""
+        if self._comm is None:
+            self.is_over, self.stopped_workers = True, int(stopped)
+            return
         if self._vote is None:
             mine = np.array([self._ghosts_sent, self._ghosts_received, stopped], np.int64)
             self._vote = self._comm.Iallreduce(mine, self._found)
@@ -165,6 +185,10 @@ class Talk:
         Exception
             `error`, on the worker that failed; the others raise a `RuntimeError` that quotes it.
         """
+        if self._comm is None:
+            if error is not None:
+                raise error
+            return
         text = None if error is None else f"{type(error).__name__}: {error}"
         heard = self._base.alltoall([(sent, self._votes, text) for sent in self._sent])
         pause = Pause()
@@ -210,8 +234,9 @@ class Apart:
         Whether all workers were done at the end; the same on all.
     """
 
-    def __init__(self, talk: Talk, account: IterationAccount, max_rounds: int) -> None:
+    def __init__(self, talk: Talk, account: Spent, max_rounds: int) -> None:
         self._talk, self._account, self._max_rounds = talk, account, max_rounds
+        self._rounds_done = 0
         self.converged = False
 
     def run(self, work: Callable[[bool], tuple[Mapping[int, Any], bool]]) -> None:
@@ -241,15 +266,16 @@ class Apart:
             begin = time.perf_counter()
             if talk.take():
                 done = False
-                if not is_active and account.rounds < self._max_rounds:
+                if not is_active and self._rounds_done < self._max_rounds:
                     is_active = True
                     talk.wake()
             if is_active and not talk.is_ahead and not talk.is_over:
                 middle = time.perf_counter()
-                messages, done = work(account.rounds == 0)
+                messages, done = work(self._rounds_done == 0)
+                self._rounds_done += 1
                 account.rounds += 1
                 talk.clock += 1
-                is_active = not done and account.rounds < self._max_rounds
+                is_active = not done and self._rounds_done < self._max_rounds
                 end = time.perf_counter()
                 account.compute_seconds += end - middle
                 talk.send(messages, is_active)

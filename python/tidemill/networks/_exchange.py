@@ -3,7 +3,8 @@
 A part has the links of the worker's own nodes. Its columns are these nodes, ascending, and behind them the ghosts: nodes of
 other workers at the other end of its links, ascending too. Which ghost is whose is told once; after that only values
 travel. `Boundary.pull` fetches the values of ghosts from their owners; `Boundary.push` gives owners what was found for
-their nodes elsewhere.
+their nodes elsewhere. Both are collective. Workers that do not wait for each other send the same by messages: `told` and
+`heard` for pull, `packed` and `unpacked` for push.
 """
 
 from __future__ import annotations
@@ -96,10 +97,7 @@ class Boundary:
             Own nodes, values and extras; a node may come from several workers.
         """
         begin = time.perf_counter()
-        owner = self._owner[lowered]
-        order = np.argsort(owner, kind="stable")
-        message = np.column_stack([self._place[lowered], values.view(np.int64), extras])[order].ravel()
-        counts = np.bincount(owner, minlength=self._comm.size)
+        message, counts = self._by_owner(lowered, values, extras)
         busy = busy or len(lowered) > 0
         # How many values come, and whether their sender goes on.
         told = np.column_stack([counts, np.full(self._comm.size, busy)]).astype(np.int64).ravel()
@@ -113,6 +111,45 @@ class Boundary:
         nodes = self._sent[self._firsts[senders] + found[:, 0]]
         self._done(begin, message.nbytes)
         return nodes, np.ascontiguousarray(found[:, 1]).view(values.dtype), found[:, 2]
+
+    def _by_owner(
+        self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return place, value and extra of ghosts in the order of their owners, flat, and how many each owner gets."""
+        owner = self._owner[lowered]
+        order = np.argsort(owner, kind="stable")
+        message = np.column_stack([self._place[lowered], values.view(np.int64), extras])[order].ravel()
+        return message, np.bincount(owner, minlength=self._comm.size)
+
+    @property
+    def neighbors(self) -> NDArray[np.int64]:
+        """The workers that have ghosts here, or own ghosts of here."""
+        return np.flatnonzero(self._pulled + self._pushed)
+
+    def told(self, values: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
+        """Return the values of own nodes that others have as ghosts, by worker."""
+        ranks = np.flatnonzero(self._pushed).tolist()
+        return {rank: values[self._sent[self._firsts[rank] : self._firsts[rank + 1]]] for rank in ranks}
+
+    def heard(self, values: NDArray[np.float64], rank: int, message: NDArray[np.float64]) -> None:
+        """Set the values of ghosts to what their owner told."""
+        first = int(self._pulled[:rank].sum())
+        values[self._own + self._order[first : first + len(message)]] = message
+
+    def packed(
+        self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64]
+    ) -> dict[int, NDArray[np.int64]]:
+        """Return the messages of a `push`, by worker."""
+        message, counts = self._by_owner(lowered, values, extras)
+        parts = np.split(message.reshape(-1, 3), np.cumsum(counts)[:-1])
+        return {rank: part for rank, part in enumerate(parts) if len(part)}
+
+    def unpacked(
+        self, rank: int, message: NDArray[np.int64], dtype: np.dtype[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Return own nodes, values and extras of a message of `packed`; no node comes twice."""
+        nodes = self._sent[self._firsts[rank] + message[:, 0]]
+        return nodes, np.ascontiguousarray(message[:, 1]).view(dtype), message[:, 2]
 
     def _done(self, begin: float, sent_bytes: int) -> None:
         self._account.rounds += 1

@@ -6,11 +6,13 @@
 | `"global"`  | one sweep over each worker's part                                                |
 | `"partial"` | `local_sweeps` of them, in place, with what came from other workers held fixed   |
 | `"auto"`    | as many as remove most error a second, tried in the first rounds                 |
+| `"async"`   | `local_sweeps` with the newest values that have come; nobody waits for others    |
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill import _tidemill as native
+from tidemill._iterate.apart import Apart, Talk
 from tidemill.ml._estimator import warning_class
 from tidemill.ml._job import active
 from tidemill.ml._threads import pool
@@ -31,18 +34,20 @@ from tidemill.networks._results import Account, Components, Paths, Scores
 
 __all__ = ["connected_components", "pagerank", "shortest_paths"]
 
-Sync = Literal["global", "partial", "auto"] | None
+Sync = Literal["global", "partial", "auto", "async"] | None
 Array = NDArray[np.float64]
 
 #: Local sweeps that `sync="auto"` tries, for how many rounds each, and for how many the best goes on until it is measured again.
 _TRIED, _TRIED_ROUNDS, _KEPT_ROUNDS = (0, 1, 2, 4, 8), 2, 6
+#: With `sync="async"`, how many rounds a worker may be ahead of others that it shares links with.
+_STALENESS = 8
 
 
 def _account(sync: Sync, local_sweeps: int | None) -> Account:
-    if sync not in ("global", "partial", "auto"):
-        raise ValueError(f"sync is 'global', 'partial', 'auto' or None, not {sync!r}")
-    if local_sweeps is not None and (local_sweeps < 1 or sync != "partial"):
-        raise ValueError("local_sweeps is a positive number, with sync='partial'")
+    if sync not in ("global", "partial", "auto", "async"):
+        raise ValueError(f"sync is 'global', 'partial', 'auto', 'async' or None, not {sync!r}")
+    if local_sweeps is not None and (local_sweeps < 1 or sync not in ("partial", "async")):
+        raise ValueError("local_sweeps is a positive number, with sync='partial' or 'async'")
     return Account(sync, local_sweeps)
 
 
@@ -107,12 +112,13 @@ def pagerank(
         Iterations, or with `sync`, rounds.
     normalized : bool, default=True
         Whether scores sum to 1; otherwise they begin at 1 each and sum to n, or less with ``dangling="drop"``.
-    sync : {"global", "partial", "auto"}, optional
+    sync : {"global", "partial", "auto", "async"}, optional
         Compute on all workers of the job, or of `tidemill.ml.using`; see the table of the module. Collective: every
         worker calls it with the same network and gets all scores. With ``"global"`` they are bitwise the same for any
-        number of workers and any partition. By default this worker computes alone.
+        number of workers and any partition. With ``"async"``, common rounds at the end see to it that `tol` is kept; it
+        needs `dangling` to be None or ``"drop"``. By default this worker computes alone.
     local_sweeps : int, optional
-        With ``sync="partial"``; by default 4.
+        With ``sync="partial"`` or ``"async"``; by default 4.
     method : optional
         Of `partition`.
     n_threads : int, optional
@@ -159,7 +165,7 @@ def pagerank(
     limit = tol * n * scale if rule == "l1" else tol
     if sync is None:
         if local_sweeps is not None:
-            raise ValueError("local_sweeps is a positive number, with sync='partial'")
+            raise ValueError("local_sweeps is a positive number, with sync='partial' or 'async'")
         # Without arrays the kernel takes 1 / n for each node, which is faster.
         is_uniform = scale == 1 and first is None and teleport is None and target is None
         uniform = np.full(n, scale / n)
@@ -181,6 +187,10 @@ def pagerank(
         result = Scores(network, values, iterations, change, change < limit)
     else:
         account = _account(sync, local_sweeps)
+        if sync == "async" and target is not None:
+            raise ValueError(
+                "sync='async' needs dangling=None or 'drop': what all dangling nodes lose is known to nobody"
+            )
         part = _part(network, network.incoming(weighted), method, account, active())
         run = _PageRank(part, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
         result = run.iterate(network, limit, rule, max_iter)
@@ -314,6 +324,8 @@ class _PageRank:
         sweeps = 0
         if account.sync == "partial":
             sweeps = account.local_sweeps = account.local_sweeps or 4
+        elif account.sync == "async":
+            self._apart(limit, rule, max_iter)
         choice = _Choice(self._part.comm) if auto else None
         iterations, change = 0, math.inf
         # Local sweeps that change less than this do not bring the end nearer.
@@ -332,6 +344,39 @@ class _PageRank:
             self._values *= self._scale / self._total
         values = self._part.gathered(self._values)
         return Scores(network, values, iterations, change, change < limit, account=account)
+
+    def _apart(self, limit: float, rule: str, max_iter: int) -> None:
+        """Sweep with the newest contributions of ghosts, without common rounds, until no worker's scores change much."""
+        part, values = self._part, self._values
+        account = part.account
+        sweeps = account.local_sweeps = account.local_sweeps or 4
+        most = limit * part.own / part.n if rule == "l1" else limit
+        # Together all are to be within the limit, and a sweep costs less than a common round.
+        most /= 4
+        told = values.copy()
+
+        def is_near(other: Array) -> bool:
+            changes = np.abs(values - other)
+            return float(changes.sum() if rule == "l1" else changes.max(initial=0.0)) <= most
+
+        def work(is_first: bool) -> tuple[dict[int, Array], bool]:
+            before = values.copy()
+            if part.own:
+                made, _, _ = native.network_pagerank_sweeps(
+                    part.rows, self._contributions, self._inverse, self._teleport, self._alpha, values, sweeps, 0.0
+                )
+                account.sweeps += made
+            messages = {}
+            if not is_near(told):
+                told[:] = values
+                messages = part.boundary.told(self._contributions)
+            return messages, is_near(before)
+
+        def receive(rank: int, message: Array) -> None:
+            part.boundary.heard(self._contributions, rank, message)
+
+        part.boundary.pull(self._contributions)
+        Apart(Talk(part.comm, account, part.boundary.neighbors, receive, _STALENESS), account, max_iter).run(work)
 
     def _largest(self, value: float) -> float:
         largest: float = max(self._part.comm.allgather(value))
@@ -378,54 +423,97 @@ class _Choice:
 # What only lowers values: shortest paths and components.
 
 
-def _lower(
-    part: Part,
-    values: NDArray[Any],
-    active_nodes: NDArray[np.uint32] | None,
-    step: Callable[[NDArray[np.uint32] | None], tuple[NDArray[np.uint32], NDArray[np.uint32], int]],
-    origins: NDArray[np.int64],
-    parents: NDArray[np.uint32] | None,
-) -> None:
-    """Lower values of own nodes and ghosts by `step`, and tell the owners of ghosts, until no node is active. Collective.
+class _Lowering:
+    """Lowers values of own nodes and ghosts by `step`, and tells the owners of ghosts, until no node is active.
 
     Parameters
     ----------
     values : ndarray (columns,)
         Of own nodes, then of ghosts. In the end those of own nodes are final.
+    active_nodes : ndarray of uint32, optional
+        Nodes whose links are to be looked at; by default all.
     origins : ndarray of int64 (own,)
         Set to the node, by its number in the network, that lowered each own node last.
     parents : ndarray of uint32 (columns,), optional
         What `step` sets to the column that lowered each.
     """
-    account, links = part.account, max(1, part.rows.links)
-    while True:
-        begin = time.perf_counter()
-        if active_nodes is None or len(active_nodes):
-            lowered, active_nodes, relaxed = step(active_nodes)
+
+    def __init__(
+        self,
+        part: Part,
+        values: NDArray[Any],
+        active_nodes: NDArray[np.uint32] | None,
+        step: Callable[[NDArray[np.uint32] | None], tuple[NDArray[np.uint32], NDArray[np.uint32], int]],
+        origins: NDArray[np.int64],
+        parents: NDArray[np.uint32] | None,
+    ) -> None:
+        self._part, self._values, self._step, self._origins, self._parents = part, values, step, origins, parents
+        self._active = active_nodes
+
+    def run(self) -> None:
+        """Do it all, by common rounds or without. Collective."""
+        if self._part.account.sync == "async":
+            self._apart()
         else:
-            lowered, relaxed = np.empty(0, np.uint32), 0
+            self._together()
+
+    def _together(self) -> None:
+        part = self._part
+        while True:
+            begin = time.perf_counter()
+            lowered = self._lowered()
+            part.account.compute_seconds += time.perf_counter() - begin
+            came = part.boundary.push(*lowered, self._is_active)
+            if came is None:
+                return
+            nodes, coming, came_from = came
+            # The least of what several workers found for a node, and of equals that of the first worker.
+            order = np.lexsort((np.arange(len(nodes)), coming, nodes))
+            nodes, coming, came_from = nodes[order], coming[order], came_from[order]
+            first = np.ones(len(nodes), bool)
+            first[1:] = nodes[1:] != nodes[:-1]
+            self._take(nodes[first], coming[first], came_from[first])
+
+    def _apart(self) -> None:
+        part = self._part
+
+        def work(is_first: bool) -> tuple[dict[int, NDArray[np.int64]], bool]:
+            messages = part.boundary.packed(*self._lowered())
+            return messages, not self._is_active
+
+        def receive(rank: int, message: NDArray[np.int64]) -> None:
+            self._take(*part.boundary.unpacked(rank, message, self._values.dtype))
+
+        talk = Talk(part.comm, part.account, part.boundary.neighbors, receive, _STALENESS)
+        Apart(talk, part.account, sys.maxsize).run(work)
+
+    @property
+    def _is_active(self) -> bool:
+        return self._active is None or len(self._active) > 0
+
+    def _lowered(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+        """Make a step from active nodes; return the ghosts that it lowered, their values, and where these come from."""
+        part, relaxed = self._part, 0
+        lowered = np.empty(0, np.uint32)
+        if self._is_active:
+            lowered, self._active, relaxed = self._step(self._active)
         columns = lowered.astype(np.int64)
         found = np.zeros(len(columns), np.int64)
-        if parents is not None:
-            found = part.nodes[parents[columns]].astype(np.int64)
+        if self._parents is not None:
+            found = part.nodes[self._parents[columns]].astype(np.int64)
             mine = columns < part.own
-            origins[columns[mine]] = found[mine]
-        account.sweeps += relaxed / links
-        account.compute_seconds += time.perf_counter() - begin
+            self._origins[columns[mine]] = found[mine]
+        part.account.sweeps += relaxed / max(1, part.rows.links)
         outside = columns >= part.own
         ghosts = columns[outside]
-        came = part.boundary.push(ghosts - part.own, values[ghosts], found[outside], len(active_nodes) > 0)
-        if came is None:
-            return
-        nodes, coming, came_from = came
-        # The least of what several workers found for a node, and of equals that of the first worker.
-        order = np.lexsort((np.arange(len(nodes)), coming, nodes))
-        nodes, coming, came_from = nodes[order], coming[order], came_from[order]
-        first = np.ones(len(nodes), bool)
-        first[1:] = nodes[1:] != nodes[:-1]
-        better = first & (coming < values[nodes])
-        values[nodes[better]], origins[nodes[better]] = coming[better], came_from[better]
-        active_nodes = np.union1d(active_nodes, nodes[better].astype(np.uint32)).astype(np.uint32)
+        return ghosts - part.own, self._values[ghosts], found[outside]
+
+    def _take(self, nodes: NDArray[np.int64], coming: NDArray[Any], came_from: NDArray[np.int64]) -> None:
+        """Lower own nodes, none of which comes twice, to what others found."""
+        better = coming < self._values[nodes]
+        self._values[nodes[better]], self._origins[nodes[better]] = coming[better], came_from[better]
+        if self._active is not None:
+            self._active = np.union1d(self._active, nodes[better].astype(np.uint32)).astype(np.uint32)
 
 
 #: With `sync="auto"`, values are lowered partially where at most this share of the links is cut.
@@ -463,13 +551,13 @@ def shortest_paths(
         Whether weights are lengths; else each link is 1 long.
     cutoff : float, optional
         Nodes farther than this count as not reached.
-    sync : {"global", "partial", "auto"}, optional
+    sync : {"global", "partial", "auto", "async"}, optional
         Compute on all workers, as in `pagerank`. Distances are bitwise the same with each; of several shortest paths,
         another one may be found. ``"auto"`` is ``"partial"`` where at most 5 % of the links are between workers, and
         else ``"global"``: much that a worker found by itself would be found again.
     local_sweeps : int, optional
-        With ``sync="partial"``: the number of rounds over active nodes before an exchange; by default until nothing
-        changes.
+        With ``sync="partial"`` or ``"async"``: the number of rounds over active nodes before an exchange; by default
+        until nothing changes.
     method : optional
         Of `partition`.
 
@@ -514,7 +602,7 @@ def shortest_paths(
     def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
         return native.network_relax(part.rows, values, columns, nodes, rounds)
 
-    _lower(part, values, mine.astype(np.uint32), step, origins, columns)
+    _Lowering(part, values, mine.astype(np.uint32), step, origins, columns).run()
     values, origins = part.gathered(values[: part.own]), part.gathered(origins)
     if cutoff is not None:
         values[values > cutoff], origins[values > cutoff] = np.inf, -1
@@ -536,11 +624,11 @@ def connected_components(
     Parameters
     ----------
     network : Network
-    sync : {"global", "partial", "auto"}, optional
+    sync : {"global", "partial", "auto", "async"}, optional
         Compute on all workers, as in `pagerank`; the result is the same with each. ``"auto"`` chooses as in
         `shortest_paths`.
     local_sweeps : int, optional
-        With ``sync="partial"``; by default until nothing changes.
+        With ``sync="partial"`` or ``"async"``; by default until nothing changes.
     method : optional
         Of `partition`.
 
@@ -562,7 +650,7 @@ def connected_components(
         def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
             return native.network_lower_labels(part.rows, values, nodes, sweeps)
 
-        _lower(part, values, None, step, np.empty(part.own, np.int64), None)
+        _Lowering(part, values, None, step, np.empty(part.own, np.int64), None).run()
         labels = part.gathered(values[: part.own])
         found: Components = Components.of(network, labels, account=account)
         return found

@@ -22,12 +22,12 @@ class Account:
 
     Attributes
     ----------
-    sync : {"global", "partial"}
+    sync : {"global", "partial", "async"}
         What was done; ``"auto"`` ends as one of them.
     local_sweeps : int or None
         Sweeps over the part of a worker between two exchanges; None for as many as change something.
     rounds : int
-        Exchanges of boundary values, the same on all workers.
+        Exchanges of boundary values, the same on all workers; with ``"async"``, rounds of this worker.
     sweeps : float
         Sweeps over the links of this worker: links looked at, divided by their number.
     bytes_sent : int

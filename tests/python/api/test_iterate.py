@@ -120,6 +120,23 @@ def test_async_waits_for_a_slow_worker_and_finds_exact_minima(staleness: int) ->
     assert max(ahead for _, _, ahead in found) <= staleness + 1
 
 
+def echoed() -> int:
+    """On a worker: what it sends to itself is a ghost as well."""
+    job = tm.init()
+    return tm.iterate(
+        64,
+        local=lambda x, ghosts: max(ghosts.values()) // 2,
+        boundary=lambda x: {job.rank: x, 0: x},
+        until=lambda before, after: before == after,
+        sync="async",
+    ).state
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_async_hears_itself(workers: int) -> None:
+    assert run(echoed, workers=workers) == [0] * workers
+
+
 def sent_anew() -> str:
     """On a worker: a message to a worker that got none at first."""
     job = tm.init()

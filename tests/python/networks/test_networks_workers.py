@@ -66,6 +66,7 @@ def test_every_synchronization_finds_the_same(workers: int, directed: bool) -> N
     one = computed(ends, n, directed, {"sync": "global"})
     cases: list[dict[str, Any]] = [{"sync": "global", "method": method} for method in METHODS]
     cases += [{"sync": "partial"}, {"sync": "partial", "local_sweeps": 2, "method": "hash"}, {"sync": "auto"}]
+    cases += [{"sync": "async"}, {"sync": "async", "local_sweeps": 1, "method": "hash"}]
     for options in cases:
         for found in run(computed, ends, n, directed, options, workers=workers):
             assert found["converged"], options
@@ -112,6 +113,8 @@ def small(directed: bool, n: int) -> list[Any]:
     net = tm.networks.read(([0] if n > 1 else [], [n - 1] if n > 1 else []), directed=directed, nodes=n)
     scores = tm.networks.pagerank(net, sync="partial").values.tolist()
     count = tm.networks.connected_components(net, sync="global").count
+    assert tm.networks.connected_components(net, sync="async").count == count
+    np.testing.assert_allclose(tm.networks.pagerank(net, sync="async").values, scores, atol=1e-6)
     return [scores, count, tm.networks.shortest_paths(net, [0], sync="partial").values.tolist() if n else None]
 
 
