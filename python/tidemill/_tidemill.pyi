@@ -247,11 +247,15 @@ def network_strong_components(pool: KernelPool, outgoing: CompressedRows) -> _No
 def network_triangles(pool: KernelPool, links: CompressedRows) -> _Int64:
     """Of each node how many triangles it is in. Symmetric links; loops and duplicates are ignored."""
 
-def network_betweenness(
-    pool: KernelPool, outgoing: CompressedRows, sources: _Nodes, endpoints: bool = False
-) -> _Float64:
-    """Sums over `sources` of the shares of shortest paths (by number of links) that lead over each node.
+def network_weighted_triangles(pool: KernelPool, links: CompressedRows) -> _Float64:
+    """Of each node the sum over its triangles of the product of their weights. Symmetric links, no loops or duplicates."""
 
+def network_betweenness(
+    pool: KernelPool, outgoing: CompressedRows, sources: _Nodes, endpoints: bool = False, weighted: bool = False
+) -> _Float64:
+    """Sums over `sources` of the shares of shortest paths that lead over each node.
+
+    Paths are shortest by number of links, or `weighted`, by the sum of weights, which are then above 0 and finite.
     Neither scaled nor halved. Parallel links count as several paths.
     """
 

@@ -361,6 +361,9 @@ def _apart(
             )
         return set(sent), sent, False
 
+    neighbors, ghosts, _ = rounds.exchange(first)
+    told = state
+
     def work(is_first: bool) -> tuple[Mapping[int, Any], bool]:
         nonlocal state, told
         newest = dict(ghosts)
@@ -372,8 +375,6 @@ def _apart(
             told, messages = state, tell(state)
         return messages, bool(until(before, state))
 
-    neighbors, ghosts, _ = rounds.exchange(first)
-    told = state
     talk = Talk(rounds.comm, rounds.account, neighbors | set(ghosts), ghosts.__setitem__, staleness)
     apart = Apart(talk, rounds.account, max_rounds)
     apart.run(work)

@@ -173,10 +173,19 @@ def triangles(network: Network, *, n_threads: int | None = None) -> NodeValues:
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
-def clustering(network: Network, *, n_threads: int | None = None) -> Clustering:
-    """Compute local clustering coefficients: of the pairs of a node's neighbors, how many are linked. Weights do not count.
+def clustering(network: Network, *, weighted: bool = False, n_threads: int | None = None) -> Clustering:
+    """Compute local clustering coefficients: of the pairs of a node's neighbors, how many are linked.
 
-    Source: Watts and Strogatz (1998), Collective dynamics of small-world networks.
+    Sources: Watts and Strogatz (1998), Collective dynamics of small-world networks; for weights Onnela, Saramäki,
+    Kertész and Kaski (2005), Intensity and coherence of motifs in weighted complex networks.
+
+    Parameters
+    ----------
+    network : Network
+        Loops and parallel links do not count; of weights of parallel links, the least does.
+    weighted : bool, default=False
+        Let a triangle count by the geometric mean of its weights, in units of the largest weight of the network. The
+        transitivity knows no weights.
 
     Returns
     -------
@@ -186,28 +195,62 @@ def clustering(network: Network, *, n_threads: int | None = None) -> Clustering:
     Raises
     ------
     ValueError
-        If the network is directed.
+        If the network is directed, or if `weighted` and a weight is negative or not finite, or all are 0.
     """
     _undirected(network, "clustering")
     counts = native.network_triangles(pool(n_threads), network.simple())
     degrees = np.diff(network.simple().offsets)
     pairs = degrees * (degrees - 1) / 2
-    values = np.divide(counts, pairs, out=np.zeros(network.n), where=pairs > 0)
+    triangles: NDArray[Any] = counts
+    if weighted and network.weights is not None and len(network.weights):
+        triangles = native.network_weighted_triangles(pool(n_threads), _intensities(network))
+    values = np.divide(triangles, pairs, out=np.zeros(network.n), where=pairs > 0)
     total = float(pairs.sum())
     average = float(values.mean()) if network.n else 0.0
     return Clustering(network, values, average, float(counts.sum()) / total if total else 0.0)
 
 
+def _intensities(network: Network) -> native.CompressedRows:
+    """Return the rows of simple links, with the cube roots of their shares of the largest weight."""
+
+    def made() -> native.CompressedRows:
+        network.check_weights("weights of clustering", finite=True)
+        largest = float(network.weights.max())
+        if largest == 0:
+            raise ValueError("all weights are 0, and weights of clustering are shares of the largest one")
+        roots = np.cbrt(network.weights / largest)
+        n = network.n
+        return native.CompressedRows.of_links(
+            pool(), network.sources, network.targets, roots, n, n, "max", False, False
+        )
+
+    found: native.CompressedRows = network.form("intensities", made)
+    return found
+
+
+def _shortest_links(network: Network) -> native.CompressedRows:
+    """Return rows without loops, and of parallel links the shortest."""
+
+    def made() -> native.CompressedRows:
+        network.check_weights("lengths", finite=True, positive=True)
+        ends, n = (network.sources, network.targets), network.n
+        return native.CompressedRows.of_links(pool(), *ends, network.weights, n, n, "min", False, False)
+
+    found: native.CompressedRows = network.form("shortest links", made)
+    return found
+
+
 def betweenness(
     network: Network,
     *,
+    weighted: bool = False,
     samples: int | Iterable[Any] | None = None,
     normalized: bool = True,
     endpoints: bool = False,
     seed: int | None = None,
     n_threads: int | None = None,
 ) -> Scores:
-    """Compute betweenness centrality: the share of shortest paths, by number of links, that lead over each node.
+    """Compute betweenness centrality: the share of shortest paths that lead over each node.
 
     From one sample, that of the sampled node itself is NaN.
 
@@ -216,7 +259,9 @@ def betweenness(
     Parameters
     ----------
     network : Network
-        Weights, loops and parallel links do not count.
+        Loops and parallel links do not count; `weighted`, of parallel links the shortest does.
+    weighted : bool, default=False
+        Whether weights are lengths of links. By default, paths are shortest by number of links.
     samples : int or iterable of ids, optional
         Estimate it from shortest paths from so many nodes, drawn at random, or from these nodes; by default from all.
     normalized : bool, default=True
@@ -233,7 +278,7 @@ def betweenness(
     Raises
     ------
     ValueError
-        If `samples` is not from 1 to n.
+        If `samples` is not from 1 to n; or if `weighted`, for a length that is not finite or not above 0, with its link.
     """
     n = network.n
     if samples is None:
@@ -245,7 +290,9 @@ def betweenness(
     else:
         chosen = network.numbers(samples)
     sources = np.arange(n, dtype=np.uint32) if chosen is None else chosen
-    sums = native.network_betweenness(pool(n_threads), network.simple(), sources, endpoints)
+    weighted = weighted and network.weights is not None
+    rows = _shortest_links(network) if weighted else network.simple()
+    sums = native.network_betweenness(pool(n_threads), rows, sources, endpoints, weighted)
     return Scores(network, sums * betweenness_scale(n, chosen, normalized, network.directed, endpoints))
 
 

@@ -190,8 +190,8 @@ class Network:
         """Return the numbers of several nodes, (k,) uint32; see `number`."""
         return np.fromiter((self.number(node) for node in nodes), dtype=np.uint32)
 
-    def check_weights(self, what: str, finite: bool = False) -> None:
-        """Check that no weight is negative, or infinite where `finite`.
+    def check_weights(self, what: str, finite: bool = False, positive: bool = False) -> None:
+        """Check that no weight is negative, or infinite where `finite`, or 0 where `positive`.
 
         Raises
         ------
@@ -203,11 +203,13 @@ class Network:
         wrong = ~(self.weights >= 0)
         if finite:
             wrong |= np.isinf(self.weights)
+        if positive:
+            wrong |= self.weights == 0
         if wrong.any():
             at = int(wrong.argmax())
             row = int(np.searchsorted(self.offsets, at, side="right")) - 1
             ends = self.ids[[row, self.targets[at]]].tolist()
-            kind = "finite and not negative" if finite else "not negative"
+            kind = f"{'finite and ' if finite else ''}{'above 0' if positive else 'not negative'}"
             raise ValueError(
                 f"the link from {ends[0]!r} to {ends[1]!r} has weight {self.weights[at]:g}; {what} are {kind}"
             )

@@ -436,28 +436,34 @@ def _simple(G: Any) -> bool:
     return not G.is_directed() and not G.is_multigraph()
 
 
-def _undirected_plain(G: Any, nodes: Any = None, weight: Any = None, **kwargs: Any) -> bool:
-    return weight is None and _simple(G)
+def _undirected_simple(G: Any, nodes: Any = None, weight: Any = None, **kwargs: Any) -> bool:
+    return not callable(weight) and _simple(G)
 
 
-@function(_undirected_plain)
+def _clustering(G: Any, weight: str | None) -> tuple[Network, NDArray[np.float64]]:
+    network, _ = _network(G, weight)
+    try:
+        return network, _algorithms.clustering(network, weighted=weight is not None).values
+    except ValueError as error:
+        raise NotImplementedError(str(error)) from None
+
+
+@function(_undirected_simple)
 def clustering(G: Any, nodes: Any = None, weight: str | None = None) -> Any:
     """See networkx."""
-    network, _ = _network(G)
-    values = _algorithms.clustering(network).values
-    found = _chosen(G, network, values, nodes)
+    found = _chosen(G, *_clustering(G, weight), nodes)
     # It counts no triangles in integers.
     return {node: value or 0 for node, value in found.items()} if isinstance(found, dict) else found or 0
 
 
 def _average(G: Any, nodes: Any = None, weight: Any = None, count_zeros: bool = True) -> bool:
-    return weight is None and nodes is None and _simple(G) and len(G) > 0
+    return not callable(weight) and nodes is None and _simple(G) and len(G) > 0
 
 
 @function(_average)
 def average_clustering(G: Any, nodes: Any = None, weight: str | None = None, count_zeros: bool = True) -> float:
     """See networkx."""
-    values = _algorithms.clustering(_network(G)[0]).values
+    _, values = _clustering(G, weight)
     if not count_zeros:
         values = values[values > 0]
     # As networkx adds them up.
@@ -485,7 +491,7 @@ def core_number(G: Any) -> Values:
 # Centrality.
 
 
-def _by_links(
+def _sampled(
     G: Any,
     k: int | None = None,
     normalized: bool = True,
@@ -494,10 +500,10 @@ def _by_links(
     seed: Any = None,
 ) -> bool:
     # Without samples, networkx divides by zero.
-    return weight is None and k != 0
+    return not callable(weight) and k != 0
 
 
-@function(_by_links)
+@function(_sampled)
 def betweenness_centrality(
     G: Any,
     k: int | None = None,
@@ -507,10 +513,19 @@ def betweenness_centrality(
     seed: Any = None,
 ) -> Values:
     """See networkx."""
-    network, _ = _network(G)
+    network, _ = _network(G, weight)
+    weighted = weight is not None and network.weights is not None
+    if weighted:
+        try:
+            network.check_weights("lengths", finite=True, positive=True)
+        except ValueError as error:
+            # With links of length 0, what networkx finds depends on their order.
+            raise NotImplementedError(str(error)) from None
     # Drawn as by networkx, so that a seed means the same nodes.
     samples = None if k is None else _random(seed).sample(network.ids.tolist(), k)
-    scores = _algorithms.betweenness(network, samples=samples, normalized=normalized, endpoints=endpoints)
+    scores = _algorithms.betweenness(
+        network, weighted=weighted, samples=samples, normalized=normalized, endpoints=endpoints
+    )
     return _by_node(network, scores.values)
 
 

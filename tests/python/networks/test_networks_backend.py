@@ -77,6 +77,31 @@ def test_results_and_errors_are_networkx_s(name: str, kind: str) -> None:
 
 
 @needs_entry_point
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_count(kind: str, directed: bool) -> None:
+    """Betweenness by length, and clustering by the weights of triangles; in ids, as some links of the graphs are as long as others."""
+    for seed in range(3):
+        made = graph(kind, directed, seed, weighted=True)
+        for *link, data in made.edges(data=True):
+            # Lengths above 0, of which sums are exact, and some links without one.
+            data["length"] = 1 + hash(tuple(link)) % 8 / 4
+        for *_, data in list(made.edges(data=True))[::7]:
+            del data["length"]
+        cases: list[tuple[Any, dict[str, Any]]] = [
+            (nx.betweenness_centrality, options)
+            for options in ({}, {"normalized": False, "endpoints": True}, {"k": max(1, len(made) // 2), "seed": 1})
+            if len(made)
+        ]
+        if not directed and not made.is_multigraph():
+            cases += [(nx.clustering, {}), (nx.average_clustering, {"count_zeros": seed > 0})]
+        for call, options in cases:
+            wanted = outcome(call, made, weight="length", backend="networkx", **options)
+            found = outcome(call, made, weight="length", backend="tidemill", **options)
+            assert same(found, wanted), f"{call.__name__}, {options}: {found} instead of {wanted}"
+
+
+@needs_entry_point
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parallel"])
 def test_trees_and_flows(kind: str) -> None:
     """Of several results that are equally good, another one may be found."""
@@ -112,6 +137,10 @@ def test_what_it_cannot_do_is_refused_or_falls_back() -> None:
     made.add_edge(node, "far", weight=-1)
     with pytest.raises(NotImplementedError):
         nx.single_source_dijkstra_path_length(made, node, backend="tidemill")
+    with pytest.raises(NotImplementedError, match="above 0"):
+        nx.betweenness_centrality(made, weight="weight", backend="tidemill")
+    with pytest.raises(NotImplementedError, match="finite and not negative"):
+        nx.clustering(made.to_undirected(), weight="weight", backend="tidemill")
     with nx.config(backend_priority=["tidemill"], fallback_to_nx=True):
         assert nx.clustering(made) == nx.clustering(made, backend="networkx")
 

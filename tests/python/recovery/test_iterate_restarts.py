@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import launched
+import pytest
+import tidemill as tm
 
 PROGRAM = """
 import os, pathlib, signal, sys
@@ -47,3 +52,26 @@ def test_a_killed_job_goes_on(tmp_path: Path) -> None:
     assert {town: far for state, _, _ in results for town, far in state.items()} == {town: town for town in range(40)}
     for _, rounds, resumed_round in results:
         assert rounds == 40 and resumed_round >= 4 and resumed_round % 4 == 0
+
+
+def killed_apart(folder: str) -> str:
+    """On a worker: one dies while nobody waits for it."""
+    job = tm.init()
+
+    def local(x: int, ghosts: Any) -> int:
+        if job.rank == 1 and x == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x + 1
+
+    try:
+        tm.iterate(0, local=local, boundary=lambda x: dict.fromkeys(range(job.size), x), sync="async", staleness=1)
+    except tm.WorkerLost as error:
+        Path(folder, f"lost-{job.rank}").write_text(str(error))
+        raise
+    return "not lost"
+
+
+def test_apart_a_lost_worker_is_lost_on_all(tmp_path: Path) -> None:
+    with pytest.raises(tm.WorkerLost):
+        tm.run(killed_apart, str(tmp_path), workers=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"lost-0", "lost-2"}
