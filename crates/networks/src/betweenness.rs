@@ -30,12 +30,11 @@ pub fn betweenness(
     })
 }
 
-/// As [`betweenness`], with shortest paths by the sum of weights. Of paths of the same length, floating point must agree
-/// that they are.
+/// As [`betweenness`], with shortest paths by the sum of weights. Paths are equally long if floating point says so.
 ///
 /// # Errors
-/// As [`betweenness`]; `BadWeight` for a weight that is not finite and above 0: with links of length 0, there can be any
-/// number of shortest paths.
+/// As [`betweenness`]; `BadWeight` for a weight that is not finite and above 0: with links of length 0, there can be
+/// any number of shortest paths.
 pub fn weighted_betweenness(
     pool: &Pool,
     outgoing: &CompressedRows,

@@ -215,14 +215,12 @@ def _intensities(network: Network) -> native.CompressedRows:
 
     def made() -> native.CompressedRows:
         network.check_weights("weights of clustering", finite=True)
-        largest = float(network.weights.max())
+        weights = np.asarray(network.weights)
+        largest = float(weights.max())
         if largest == 0:
             raise ValueError("all weights are 0, and weights of clustering are shares of the largest one")
-        roots = np.cbrt(network.weights / largest)
-        n = network.n
-        return native.CompressedRows.of_links(
-            pool(), network.sources, network.targets, roots, n, n, "max", False, False
-        )
+        ends, n = (network.sources, network.targets), network.n
+        return native.CompressedRows.of_links(pool(), *ends, np.cbrt(weights / largest), n, n, "min", False, False)
 
     found: native.CompressedRows = network.form("intensities", made)
     return found
