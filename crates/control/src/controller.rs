@@ -187,12 +187,12 @@ impl Controller {
         self.mode
     }
 
-    /// Changes the mode; an action in progress is finished.
+    /// Has it do something else from now on; what is under way is finished.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
 
-    /// What it knows about the job.
+    /// What it knows of the job.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }

@@ -42,13 +42,13 @@ pub enum GraphError {
         /// The port.
         port: String,
     },
-    /// Tasks that wait for each other.
+    /// Tasks wait for each other.
     #[error("tasks form a cycle: {}; an edge that leads back must be added with `feedback`", tasks.join(" -> "))]
     Cycle {
         /// The cycle; the first task again at the end.
         tasks: Vec<String>,
     },
-    /// What an edge delivers does not fit the port, or the exchange cannot move it.
+    /// The port does not accept what an edge delivers, or the exchange cannot move it.
     #[error("edge {edge}: {reason}")]
     Edge {
         /// The edge.
@@ -126,7 +126,7 @@ pub enum DataflowError {
         /// What was found.
         reason: String,
     },
-    /// Work on batches failed: memory, the spill directory, or an Arrow kernel.
+    /// Processing batches failed: memory, the spill directory, or an Arrow kernel.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// The system refused to start a thread.

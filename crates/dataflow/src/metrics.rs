@@ -45,13 +45,13 @@ impl BucketCounts {
         loaded(&self.rows)
     }
 
-    /// The bytes by bucket; those of some batches are divided by rows.
+    /// The bytes by bucket. For some batches, estimated from each bucket's share of the rows.
     pub fn bytes(&self) -> Vec<u64> {
         loaded(&self.bytes)
     }
 
-    /// The approximate time, by bucket, that copies of this worker have worked on what they received: some batches
-    /// represent all.
+    /// The approximate time, by bucket, that copies of this worker have worked on what they received, extrapolated
+    /// from a sample of the batches.
     pub fn work_ns(&self) -> Vec<u64> {
         loaded(&self.work_ns)
     }

@@ -1,17 +1,17 @@
 //! Rebalancing: buckets of tasks' keys and their state move to other copies while the stream continues.
 //!
 //! A new [`RouteMap`] travels with a barrier, which is also a checkpoint; the maps of several tasks travel with the
-//! same one, all or none of them. Senders to the task send what follows the barrier by the new map. When a copy of
+//! same one, all or none of them. Senders to the task route what follows the barrier by the new map. When a copy of
 //! the task has the barrier on all its streams, it saves its state as at any checkpoint, sends the barrier on, and
-//! hands over its state of the buckets it loses directly to the new owners; it receives no rows from behind the
-//! barrier before it has what it gains. By then the old owner has received all rows of a key before the barrier, and
-//! the new owner receives all rows after it: their order is preserved, also after the task, where the barrier is
-//! aligned again. The coordinator lets no barrier follow until all copies of all these tasks report that they have
-//! what they gain.
+//! hands the state of the buckets it loses directly to their new owners; it receives no rows from behind the barrier
+//! until it has the state it gains. By then the old owner has received all rows of a key before the barrier, and the
+//! new owner receives all rows after it: their order is preserved, also after the task, where the barrier is aligned
+//! again. The coordinator starts no further barrier until all copies of all these tasks report that they have the
+//! state they gain.
 //!
 //! The hand-over uses a separate edge from each copy of the task to each, with credit, checks and ends like any
-//! other. In the checkpoint, a bucket's parts follow each other, whoever saved them. The new owner saves its whole
-//! state the next time, since the old owner's last part may have been lost.
+//! other. In the checkpoint, a bucket's parts follow each other, regardless of which copy saved them. The new owner
+//! saves its whole state the next time, since the old owner's last part may have been lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,13 +124,13 @@ impl BucketOwnership {
         now
     }
 
-    /// Corrects a snapshot's parts: removes those of buckets that belong to others and, if the snapshot is whole,
-    /// adds all that were gained.
+    /// Corrects a snapshot's parts: removes buckets that belong to others and, if the snapshot is whole, adds all
+    /// that were gained.
     pub(crate) fn settle(&self, whole: bool, buckets: &mut BucketStates) {
         buckets.retain(|(bucket, _)| !self.lost.contains(bucket));
         if whole {
             let named: BTreeSet<u32> = buckets.iter().map(|(bucket, _)| *bucket).collect();
-            // The operator may not know that something is saved for a bucket for which it no longer keeps anything.
+            // A checkpoint may hold state of a bucket for which the operator keeps nothing any more.
             buckets.extend(self.gained.difference(&named).map(|&bucket| (bucket, SnapshotPart::Whole(Bytes::new()))));
         }
     }

@@ -37,9 +37,9 @@ impl RunController {
         self.controller.decisions()
     }
 
-    /// Looks at the run, if a look is due: call it often, such as from a
+    /// Looks at the run, if a look is due. Call it often, for example from a
     /// [`ProgressCallback`](crate::ProgressCallback). It only acts on worker 0, which alone has the data of all
-    /// workers. Drained hosts, by their numbers in the layout, get no buckets.
+    /// workers. Drained hosts, given by their numbers in the layout, get no buckets.
     pub fn look(&mut self, run: &RunProgress, drained: &BTreeSet<u32>) {
         if run.worker() != 0 || !self.timer.is_due() {
             return;
@@ -56,7 +56,7 @@ impl RunController {
         }
     }
 
-    /// What flows, and what hosts and links can carry, as of the last look.
+    /// Rates of flow, and the capacity of hosts and links, as of the last look.
     pub fn rates(&self) -> &Rates {
         self.controller.observer().rates()
     }

@@ -1,5 +1,5 @@
 //! How far the time of this worker's sources has advanced, which split holds it back, and when that deserves a
-//! warning: others have advanced, and one split has not, for this long by the machine's clock and by theirs.
+//! warning: when one split has not advanced for a while, by the machine's clock and by the other splits' time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct SourceReport {
     pub ahead: Option<EventTime>,
     /// The split that is furthest behind, as users know it; `None` if no split holds anything back.
     pub held_by: Option<String>,
-    /// Whether it tells no time before its end, although others wait for it.
+    /// Whether it announces no time before its end, although other tasks wait for time.
     #[serde(default)]
     pub untimed: bool,
 }
@@ -56,7 +56,7 @@ impl SourceTracker {
         SourceReport { task, copy, time: None, ahead: None, held_by: None, untimed: false }
     }
 
-    /// Records that the copy tells no time.
+    /// Records that the copy announces no time.
     pub(crate) fn report_no_time(&self) {
         let report = SourceReport { untimed: true, ..self.report() };
         self.all.0.lock().insert((self.task.clone(), self.copy), report);
@@ -93,7 +93,7 @@ impl Drop for SourceTracker {
 
 /// Detects sources whose time has stopped.
 pub(crate) struct StallMonitor {
-    /// How long that is not worth a warning; zero: it never is.
+    /// How long a stall lasts before it deserves a warning; zero means never to warn.
     patience: Duration,
     /// By task and copy: its time, since when, and whether that was reported.
     seen: BTreeMap<(String, u32), (Option<EventTime>, Instant, bool)>,
@@ -118,7 +118,7 @@ impl StallMonitor {
             if seen.0 != source.time {
                 *seen = (source.time, now, false);
             }
-            // One of its copies reports it for all.
+            // Copy 0 reports it for all copies.
             if source.untimed && source.copy == 0 && !seen.2 && now.saturating_duration_since(seen.1) >= self.patience {
                 seen.2 = true;
                 said.push(format!(

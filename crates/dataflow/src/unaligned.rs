@@ -1,7 +1,8 @@
-//! Barriers that overtake rows. While a slow task holds back those before it, a barrier waits behind all the rows
-//! that are queued on its way. An *unaligned* one passes them: a copy saves its state as soon as the barrier has come
-//! on any of its streams, and sends the barrier on; rows that came before it on their streams but have not been
-//! received are *in flight*, and saved along with the state. A job that resumes from there receives them first.
+//! Barriers that overtake rows. While a slow task holds back the tasks before it, a barrier waits behind all the rows
+//! that are queued on its way. An *unaligned* barrier passes them: a copy saves its state as soon as the barrier has
+//! come on any of its streams, and sends the barrier on. Rows that are ahead of the barrier on their streams but have
+//! not been received are *in flight*, and are saved along with the state. A job that resumes from such a checkpoint
+//! receives them first.
 //!
 //! Source: Chandy and Lamport, "Distributed Snapshots" (1985), whose snapshots hold what is in flight; Apache Flink,
 //! FLIP-76, where barriers begin to overtake after a time limit.
@@ -97,7 +98,7 @@ impl<T> Recording<T> {
         let is_open = self.open.get(stream).copied();
         match seen {
             RecordedItem::Rows(rows) if is_open.unwrap_or(true) => self.rows.push(rows),
-            // The coordinator has given this one up: nobody needs what follows.
+            // The coordinator has given up the recorded epoch, so nobody needs what follows.
             RecordedItem::Barrier(epoch) if epoch > self.epoch => self.open.fill(false),
             RecordedItem::Barrier(epoch) if epoch == self.epoch => self.open[stream] = false,
             RecordedItem::End if is_open == Some(true) => self.open[stream] = false,

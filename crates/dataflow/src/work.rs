@@ -68,7 +68,7 @@ impl StepWork {
     }
 }
 
-/// A call that has not returned. Ends with it, even if whoever waits for it gives up.
+/// Times a call that has not returned. It ends with the call, even if the caller stops waiting.
 struct StepTimer<'a> {
     work: &'a StepWork,
     number: u64,
@@ -139,8 +139,8 @@ impl StepWorks {
 
 /// Decides how many rows a function of the program receives at a time, from the duration of earlier calls: as many as
 /// take [`CALL`]. The fixed cost of a call, such as a request to a server, would be paid more often with fewer rows.
-/// It is told apart through calls of different length, which are made if they do not occur by themselves, and is at
-/// most a fifth of a call.
+/// To tell that cost from the cost per row, the pacer compares calls of different length, and makes some if none occur
+/// by themselves. The fixed cost is at most a fifth of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchPacer {
     rows: usize,
@@ -180,8 +180,8 @@ impl BatchPacer {
             && differ(rows, before)
         {
             self.alike = Some(0);
-            // The line through both points; a row takes no less than nothing, and no more than a call divided by its
-            // number of rows.
+            // The line through both points. A row's cost is at least zero, and at most the call's duration divided by
+            // its number of rows.
             let (few, many) = match rows < before {
                 true => ((rows, took_ns), (before, before_ns)),
                 false => ((before, before_ns), (rows, took_ns)),

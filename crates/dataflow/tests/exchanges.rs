@@ -138,7 +138,7 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// One row at the root, or everywhere, along every tree, and none if there are no rows.
+    /// Along every tree, the result is one row at the root, or everywhere; without input there is no row.
     #[test]
     fn reduce_and_all_reduce(
         workers in 1u32..=8, from in 1u32..6, to in 1u32..5, batches in 0usize..4, size in 1usize..300, seed in 0u64..1000,
@@ -170,8 +170,8 @@ proptest! {
         }
     }
 
-    /// The n-th messages of all copies become the n-th row, in order, along every tree; with partial rounds, those of
-    /// the copies that have one.
+    /// Along every tree, the n-th messages of all copies become the n-th row, in order. A partial round combines only
+    /// the copies that have an n-th message.
     #[test]
     fn reduce_and_all_reduce_by_rounds(
         workers in 1u32..=6, from in 1u32..7, to in 1u32..4, rounds in 0usize..40, size in 1usize..4, seed in 0u64..1000,

@@ -525,7 +525,7 @@ fn statuses_are_heard_of(fanout: Option<u32>, ends_first: u32) {
         let runner = reporting(&comm, fanout);
         let mut graph = Graph::new("test");
         let (first, last) = (Arc::clone(&met), Arc::clone(&known));
-        // There is one copy for each worker; that of worker `ends_first` ends once all have been heard.
+        // There is one copy on each worker. The copy on worker `ends_first` ends once all have reported.
         let busy = TaskSpec::blocking("busy", move |_, _, context| {
             let until = if context.copy() == ends_first { &first } else { &last };
             while !until.load(Ordering::SeqCst) {

@@ -75,7 +75,7 @@ fn keys(kind: &str, numbers: &[u32]) -> Vec<ArrayRef> {
     }
 }
 
-/// Key columns `k0`, ..., then the row's own number and that of its key.
+/// Key columns `k0`, ..., then the row's number and its key's number.
 fn rows(kind: &str, prefix: &str, copy: u32, batch: u32) -> RecordBatch {
     let all: Vec<u32> = (batch * ROWS..(batch + 1) * ROWS).collect();
     let numbers: Vec<u32> = all.iter().map(|row| number(copy, *row)).collect();

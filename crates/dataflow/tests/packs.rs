@@ -100,8 +100,7 @@ fn many_small_batches_are_few_blocks() {
 type Answers = UnboundedReceiver<i64>;
 type Body = Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>>;
 
-/// Runs a source on worker 0 that is told what arrives on worker 1: it hangs if anything that it waits for waits for
-/// it.
+/// Runs a source on worker 0 that learns what arrives on worker 1. It hangs if anything it waits for waits for it.
 fn answered(source: fn(Output, Answers) -> Body) {
     let (sender, answers) = unbounded_channel();
     let answers = Arc::new(Mutex::new(Some(answers)));

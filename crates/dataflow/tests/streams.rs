@@ -161,8 +161,7 @@ impl Source for Endless {
     }
 }
 
-/// Two splits: the second has nothing more at some time, and rows a while later, which wait behind those of the
-/// first.
+/// Two splits: the second runs dry for a while and then has more rows, which wait behind the first split's rows.
 struct Busy {
     steps: std::vec::IntoIter<(u32, Option<i64>)>,
 }

@@ -37,7 +37,7 @@ impl WorkerExit {
 pub enum FailureReport {
     /// No report: not Python, `sys.exit(n)`, or killed.
     None,
-    /// An exception of its own.
+    /// An exception that the worker itself caused.
     Error,
     /// An exception because another worker failed or vanished.
     PeerFailed,
@@ -216,7 +216,7 @@ impl JobPolicy {
     fn failed(&mut self, now: Instant, rank: usize, exit: WorkerExit, report: FailureReport) -> Option<PolicyAction> {
         self.failed = true;
         if self.told_to_end() {
-            // An exception of its own, while the job was being ended because of a consequence: this is the origin.
+            // The job was being ended because of a consequence, and this worker's own exception is the origin.
             if report == FailureReport::Error && self.cause.is_none() && self.origin.is_none() {
                 self.origin = Some((rank, exit));
             }

@@ -2,10 +2,10 @@
 //! into a queue of events, nor their schedules into memory.
 //!
 //! In each step every rank sends to the rank some distance above it and receives from the one at the same distance
-//! below. Steps run one after the other, and a link takes the messages of a step before those of the next, in the
-//! order in which their senders were ready when last sorted; so there is no queue of events, and a message costs some
-//! nanoseconds. If all ranks keep pace, the result equals that of the events (the tests compare both). A rank that
-//! lags behind by more than a step delays messages on its host's link that would really pass before its own.
+//! below. Steps run one after the other, and a link takes all messages of a step before any of the next, in the order
+//! in which their senders were ready when last sorted; so no event queue is needed, and a message costs a few
+//! nanoseconds. If all ranks keep pace, the result equals the event simulation's (the tests compare both). A rank that
+//! lags by more than a step delays messages on its host's link that would really pass before its own.
 
 use tidemill_collective::tuner::CostModel;
 use tidemill_collective::{Algorithm, Collective};

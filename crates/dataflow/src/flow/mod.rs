@@ -2,8 +2,8 @@
 //! data.
 //!
 //! Every exchange becomes one or more *movers* and, if it also works on rows (a reduction, a sort, a join), *stages*:
-//! tasks like those of users, placed beside the tasks they serve. So everything runs, blocks, fails and is counted in
-//! the same way. Edges between copies of one process pass batches on without copying.
+//! tasks like a user's, placed beside the tasks they serve. So everything runs, blocks, fails and is counted in the
+//! same way. Edges between copies of one process pass batches on without copying.
 
 mod handover;
 mod lower;
@@ -127,12 +127,12 @@ impl FlowGraph {
     /// The map that distributes the rows of a task.
     ///
     /// # Errors
-    /// A description, if there is no such map, so that its buckets are unknown from outside.
+    /// A description, if there is no such map, so that only the task itself knows its buckets.
     pub(crate) fn route(&self, task: usize) -> Result<Arc<RouteMap>, String> {
         let mut found: Option<&Arc<RouteMap>> = None;
         for edge in self.edges.iter().filter(|edge| edge.target.task == task && !edge.handover) {
             let map = match &edge.mover {
-                // Every copy receives everything, whoever owns which bucket.
+                // Every copy receives everything, regardless of who owns which bucket.
                 EdgeMover::Broadcast(_) | EdgeMover::Copies => continue,
                 EdgeMover::Partition(partitioner) => edge.route.as_ref().or_else(|| partitioner.route()),
                 EdgeMover::Map(_) => None,

@@ -134,7 +134,7 @@ impl TaskSpec {
     }
 
     /// A task whose copies are sources. Add the output port for their rows and, unless invalid input is skipped,
-    /// another one for what cannot be made a row. `times` says how rows tell time.
+    /// another one for records that cannot become rows. `times` says how rows tell time.
     pub fn source<F, S>(name: impl Into<String>, times: Option<WatermarkStrategy>, make: F) -> Self
     where
         F: Fn(&TaskContext) -> Result<S, TaskError> + Send + Sync + 'static,
@@ -143,7 +143,7 @@ impl TaskSpec {
         Self::any_source(name, (times, false), make)
     }
 
-    /// Like [`TaskSpec::source`], but the rows tell no time although tasks after it wait for time: at run time, a
+    /// Like [`TaskSpec::source`], but the rows have no time although tasks after it wait for time: at run time, a
     /// message names what holds these tasks back.
     pub fn source_without_time<F, S>(name: impl Into<String>, make: F) -> Self
     where

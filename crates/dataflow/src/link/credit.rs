@@ -17,7 +17,7 @@ use tidemill_batch::wire::WireKind;
 use super::{LinkPacer, Links};
 use crate::unaligned::UnalignedSignal;
 
-/// A window is never smaller than this; otherwise little would move at all.
+/// A window is never smaller than this; otherwise hardly anything would move.
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// A window that is never used up.
 pub(crate) const NO_WINDOW_BYTES: u64 = 1 << 60;
@@ -80,10 +80,10 @@ impl CreditAccount {
         true
     }
 
-    /// Waits until there is any credit, and room on the link, then takes `bytes`. Only one waits at a time, since a
-    /// stream has one sender. If an unaligned barrier follows, which would wait with the sender, the sender may owe
-    /// as much as another window, or everything it has left to send if it `may_owe_all`. If it has to wait, the
-    /// result of `begin` lives while it waits; `begin` is told whether only the link is awaited.
+    /// Waits until there is any credit, and room on the link, then takes `bytes`. Only one caller waits at a time,
+    /// since a stream has one sender. If an unaligned barrier follows, which would wait with the sender, the sender
+    /// may owe as much as another window, or everything it has left to send if it `may_owe_all`. If it has to wait,
+    /// it calls `begin`, with whether it waits only for the link, and keeps the result until the wait is over.
     pub(crate) async fn acquire<W>(
         &self,
         bytes: u64,
@@ -210,7 +210,7 @@ impl CreditValve {
                 return bytes + more;
             }
             MemoryLevel::Ok if waited <= WINDOW_TIME => return bytes,
-            // What had to wait for longer mostly came with an earlier window.
+            // Whatever waited longer mostly belongs to an earlier window.
             MemoryLevel::Ok => bytes / 2,
             _ => bytes,
         };
@@ -243,7 +243,7 @@ impl CreditDebt {
         Arc::new(CreditDebt { links: Arc::clone(links), worker, edge, source, target, owed: AtomicU64::new(0), valve })
     }
 
-    /// Tells the sender that nothing more is wanted.
+    /// Tells the sender that the receiver wants nothing more.
     pub(crate) fn stop(&self) {
         self.links.notify_sender(self.worker, WireKind::Stop, (self.edge, self.source, self.target), 0);
     }
@@ -371,8 +371,8 @@ mod tests {
         assert_eq!(given, kept);
     }
 
-    /// A window that stayed wide in front of a slow receiver would delay barriers. One that stayed narrow, or about
-    /// which the two ends disagreed, would slow a fast receiver down.
+    /// A window that stayed wide in front of a slow receiver would delay barriers. A window that stayed narrow, or
+    /// whose size the two ends disagreed about, would slow down a fast receiver.
     #[test]
     fn windows_over_a_network_follow_their_receiver() {
         let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });

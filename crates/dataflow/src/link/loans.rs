@@ -28,8 +28,8 @@ const BUDGET_SHARE: u64 = 16;
 const LENT_BYTES_MIN: u64 = 1 << 20;
 /// Smaller frames cost less to copy than to lend and return.
 const FRAME_BYTES_MIN: usize = 16 << 10;
-/// Frames are returned once those of all borrowers may add up to this fraction (1 / `LOT_SHARE`) of the lent memory,
-/// so that their lender is not disturbed for each one.
+/// A borrower returns frames in lots, so that the lender is not disturbed for each one: once the lots of all borrowers
+/// may add up to this fraction (1 / `LOT_SHARE`) of the lent memory.
 const LOT_SHARE: usize = 16;
 
 /// What the workers of a runner lend each other. It outlives runs, because lent frames do.
@@ -69,7 +69,7 @@ struct PendingReturns {
 type SegmentOffer = [u64; 4];
 
 impl MemoryLoans {
-    /// Creates this worker's memory, and maps that of the others. Collective.
+    /// Creates this worker's memory, and maps the other workers' memory. Collective.
     ///
     /// # Errors
     /// The job's fault.
@@ -97,7 +97,7 @@ impl MemoryLoans {
             let fd = i32::try_from(fd).ok().filter(|_| near(worker))?;
             let segment = Segment::open(pid as u32, fd, len as usize).map_err(told).ok()?;
             let lot_bytes = len as usize / LOT_SHARE / borrowers;
-            // In another PID namespace that number may be another process's.
+            // In another PID namespace the number may belong to another process.
             (marked(&segment).load(Ordering::Acquire) == mark)
                 .then(|| Arc::new(BorrowedSegment { segment, lot_bytes, returned: Mutex::default() }))
         };
@@ -183,7 +183,7 @@ impl MemoryLoans {
         }
     }
 
-    /// Whether something is to be returned.
+    /// Whether any borrowed frame must be returned.
     pub(super) fn has_returns(&self) -> bool {
         self.borrowed.iter().flatten().any(|of| !of.returned.lock().places.is_empty())
     }
@@ -296,8 +296,8 @@ mod tests {
         found.recv().unwrap()
     }
 
-    /// A place reused while someone reads it would be wrong data, and one that never came back would be lost memory.
-    /// Targets keep more here than is lent at all.
+    /// Reusing a place while someone reads it would corrupt data, and a place that never came back would be lost
+    /// memory. Here the targets keep more than is lent at all.
     #[test]
     fn kept_frames_stay_and_are_returned_later() {
         let batches = 3 * LENT_BYTES_MAX as i64 / (ROWS * 8);
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(found.iter().map(|(_, (sum, _))| sum).sum::<i64>(), 10 * ROWS * (10 * ROWS - 1));
     }
 
-    /// What a peer says about its memory is believed only if it is possible.
+    /// A peer's claims about its memory are rejected if they are impossible.
     #[test]
     fn invalid_offers_are_refused() {
         let endpoints = Endpoint::in_process(2).unwrap();

@@ -106,8 +106,8 @@ impl WorkerLink {
 #[derive(Default)]
 struct SendQueue {
     waiting: VecDeque<OutgoingFrames>,
-    /// Whether this worker's part of the run is over. What came afterwards would meet the next run: a function that a
-    /// run has given up may continue, and send.
+    /// Whether this worker's part of the run is over. Anything queued afterwards would reach the next run: a function
+    /// that a run has given up may continue, and send.
     closed: bool,
 }
 
@@ -134,7 +134,7 @@ struct SendInFlight {
     bytes: Buffer,
     /// Memory that its sender counts until the block has been passed on.
     _guard: Option<Arc<CreditGuard>>,
-    /// Whether the link has not accepted it at once.
+    /// Whether the link did not accept it at once.
     waits: bool,
 }
 
@@ -383,8 +383,8 @@ impl Links {
         }
     }
 
-    /// Sends nothing more except what is queued already, and [`Links::enqueue_last`]. Credit that is still owed
-    /// stays: every stream into this worker has ended.
+    /// Stops sending, except what is queued already, and [`Links::enqueue_last`]. Drops credit that is still owed:
+    /// every stream into this worker has ended.
     pub(crate) fn close(&self) {
         *self.credits.lock() = None;
         self.peers.iter().for_each(|peer| peer.queue.lock().closed = true);
@@ -417,7 +417,7 @@ impl Links {
         }
     }
 
-    /// Records that something borrowed is to be returned. Does not lock the engine.
+    /// Records that borrowed frames must be returned. Does not lock the engine.
     fn queue_return(&self) {
         if !self.is_closed() {
             self.mark_dirty();
@@ -453,7 +453,7 @@ impl Links {
     /// Pushes what the links accept.
     pub(crate) fn pump(self: &Arc<Self>, engine: &mut Engine) {
         if self.dirty.swap(false, Ordering::SeqCst) {
-            // Locked meanwhile: nothing of it may come after the end of this worker's part.
+            // Stays locked meanwhile: no credit may follow the message that ends this worker's part.
             let mut credits = self.credits.lock();
             if let Some(credits) = credits.as_mut() {
                 let credits = credits.drain(..).map(|(worker, header)| (worker, Frame::header_only(&header)));
@@ -581,7 +581,7 @@ mod tests {
         endpoints.iter().for_each(Endpoint::leave);
     }
 
-    /// In front of a link that accepts nothing, such frames would pile up; one that replaced rows would lose them.
+    /// If the link accepts nothing, such frames would pile up; a frame that replaced rows would lose them.
     #[test]
     fn only_the_newest_of_frames_that_age_waits() {
         let endpoints = Endpoint::in_process(2).unwrap();

@@ -6,8 +6,8 @@
 //! always busy and senders had more for it: a link with little traffic shows nothing.
 //!
 //! What the kernel holds counts where it matters, on a slow link: there, a switch's queue alone may be seconds long.
-//! Nothing reports when it has been sent, so it is polled in intervals, and senders may have to wait until the next
-//! one.
+//! The kernel does not report when it has sent something, so it is polled at intervals, and senders may have to wait
+//! for the next poll.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -78,8 +78,8 @@ impl LinkPacer {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// The largest message, so that there is room for others between two. A sender that waits here also has rows for
-    /// other links: with large messages those would run dry meanwhile, unless the link is fast.
+    /// The largest message that leaves room for other messages in between. A sender that waits here also has rows for
+    /// other links: with large messages those links would run dry meanwhile, unless this link is fast.
     pub(crate) fn block_bytes_max(&self) -> u64 {
         let limit = self.limit();
         if limit == BYTES_MAX {
@@ -110,7 +110,7 @@ impl LinkPacer {
         Poll::Pending
     }
 
-    /// Whether a sender need not wait.
+    /// Whether there is room, so that a sender need not wait.
     pub(crate) fn has_room(&self) -> bool {
         let queued = self.queued_bytes.load(Ordering::SeqCst);
         let kernel = if self.is_slow() { self.kernel_bytes.load(Ordering::SeqCst) } else { 0 };
@@ -147,8 +147,8 @@ impl LinkPacer {
         is_busy && self.looks.lock().last.is_none_or(|last| now.duration_since(last) >= LOOK_INTERVAL)
     }
 
-    /// Learns from what the kernel reports about the link; `None` if there is no connection, yet or any more. Returns
-    /// the new limit on unsent bytes in the kernel, if it has changed.
+    /// Learns from what the kernel reports about the link (`None` before and after its connection). Returns the new
+    /// limit on unsent bytes in the kernel, if it has changed.
     pub(crate) fn look(&self, now: Instant, info: Option<&LinkInfo>) -> Option<u64> {
         let mut looks = self.looks.lock();
         looks.last = Some(now);

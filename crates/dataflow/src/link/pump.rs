@@ -119,7 +119,7 @@ impl ReceivePump {
         Ok(())
     }
 
-    /// Handles what a frame of an earlier run lends or returns; nothing else in it matters any more.
+    /// Handles what a frame of an earlier run lends or returns; its other content no longer matters.
     fn settle_late(&self, from: u32, frame: &ReceivedFrame) -> Result<(), String> {
         let links = &self.links;
         match frame.header.kind {

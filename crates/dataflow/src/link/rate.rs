@@ -1,8 +1,8 @@
 //! How fast a link is, derived from what the kernel has counted about it.
 //!
-//! The acknowledged bytes, divided by the time in which the connection had something to send and the other end
-//! accepted it: the rate of the path between, whatever this worker had to send. It covers the last third of a second,
-//! since acknowledgments come in bursts.
+//! The rate is the acknowledged bytes, divided by the time in which the connection had something to send and the other
+//! end accepted it. That is the rate of the path in between, no matter how much this worker had to send. It covers the
+//! last third of a second, since acknowledgments come in bursts.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const SPAN: Duration = Duration::from_millis(300);
 const BUSY_MIN: Duration = Duration::from_millis(10);
 /// If a link was busy throughout a span, at least this fraction of it is counted as busy.
 const ALL_THE_TIME: f64 = 0.9;
-/// A connection that has carried less has not shown anything yet.
+/// A connection that has carried less shows nothing about its rate yet.
 const LIFE_BYTES_MIN: u64 = 1 << 20;
 
 /// What the kernel had counted at a moment.

@@ -169,7 +169,7 @@ impl CounterTable {
                 CounterKey::Link(peer) => peer < workers,
                 CounterKey::Task(task) | CounterKey::Bucket(task, _) => task < tasks,
             };
-            // No row occurs twice, so a table is no longer than what it describes.
+            // No row occurs twice, so a table cannot have more rows than there are things to describe.
             if !exists || self.rows.len() == ROWS_MAX || self.numbers.contains_key(&key) {
                 return None;
             }

@@ -7,7 +7,7 @@ use tidemill_checkpoint::{EventTime, Mark};
 pub struct OutputTime {
     /// No later result has an earlier time.
     pub time: EventTime,
-    /// Whether all results have been delivered that are due at the time of its inputs.
+    /// Whether all results that are due at the time of its inputs have been delivered.
     pub is_settled: bool,
 }
 
@@ -83,7 +83,7 @@ mod tests {
         OutputTime { time: EventTime(time), is_settled }
     }
 
-    /// Time is announced once, idleness when nothing is owed any more, and the end of idleness before anything else.
+    /// Time is announced once, idleness once nothing is owed, and the end of idleness before anything else.
     #[test]
     fn time_and_idleness_are_held_back() {
         let watermark = |time| Mark::Watermark(EventTime(time));

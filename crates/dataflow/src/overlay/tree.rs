@@ -80,7 +80,7 @@ impl WorkerTree {
         WorkerTree { children: vec![Vec::new(); workers], parent: vec![None; workers] }
     }
 
-    /// A binary tree in which the root sends to at most one other host, and to one worker of its own: so it sends
+    /// A binary tree in which the root sends to at most one other host, and to one worker on its own host: so it sends
     /// everything once, whichever of the two trees is used.
     fn one_of_two(groups: &[Vec<u32>], workers: usize) -> Self {
         let mut tree = WorkerTree::empty(workers);
@@ -115,8 +115,8 @@ impl WorkerTree {
             _ => (&groups[0][1..], &[][..]),
         };
         let (with_root, others) = groups[1..].split_at(groups.len().div_ceil(2) - 1);
-        // The chain that leaves the host at once is sent to first: the other passes through all of this host before
-        // its first network link.
+        // Send first to the chain that leaves the host at once: the other passes through all of this host before its
+        // first network link.
         for (near, hosts) in [(far, others), (near, with_root)] {
             let line = std::iter::once(root).chain(near.iter().copied()).chain(hosts.iter().flatten().copied());
             self.link_shape(Shape::Chain, &line.collect::<Vec<_>>());

@@ -35,8 +35,7 @@ impl Placement for Locality {
                 data[copy].iter().map(|host| place.nearness(host)).max().unwrap_or_default()
             };
             let nearest = |copy| places.iter().map(|place| near(copy, place)).max().unwrap_or_default();
-            // Copies whose data is nearest choose first. Those that may go anywhere come last: they even out what the
-            // data has left unequal.
+            // Copies whose data is nearest choose first. Those that may go anywhere come last, and even out the load.
             let mut order: Vec<(Reverse<DataNearness>, usize)> =
                 (0..data.len()).map(|copy| (Reverse(nearest(copy)), copy)).collect();
             order.sort_unstable();

@@ -56,7 +56,7 @@ pub trait Placement: Send + Sync {
     /// The worker of each copy of each task, in order. The same arguments give the same answer on every worker.
     ///
     /// # Errors
-    /// A description if there is no placement, naming the task and what it lacks.
+    /// A description if no placement is possible, naming the task and what it lacks.
     fn place(&self, tasks: &[TaskInfo<'_>], workers: &[WorkerInfo]) -> Result<PlacementPlan, String>;
 }
 
@@ -80,7 +80,7 @@ impl Graph {
     /// The plan for these workers.
     ///
     /// # Errors
-    /// If the graph is invalid or there is no placement.
+    /// If the graph is invalid or no placement is possible.
     pub fn plan(&self, placement: &dyn Placement, workers: &[WorkerInfo]) -> Result<PlacementPlan, DataflowError> {
         self.check(workers.len() as u32)?;
         PlacementPlan::make(self, placement, workers)
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(beside_data(&located(&["a/n1", "b/n1", "b/n2"]), &[&["b/n1"], &["b/n1"], &["a/n1"]]), [1, 1, 0]);
     }
 
-    /// Only some workers know their location, and the names of containers differ from those of hosts.
+    /// Only some workers know their location, and a container's name differs from its host's.
     #[test]
     fn locality_uses_what_is_known_about_workers() {
         let mut workers = located(&["a/1/h1", "a/1", "b/2/h3"]);

@@ -1,9 +1,9 @@
 //! The communicator of a task's copies, whose ranks are the copies.
 //!
-//! If each copy is on a different worker, it is part of the run's communicator. If a worker runs several, the copies
+//! If each copy is on a different worker, this is part of the run's communicator. If a worker runs several, the copies
 //! form a job within the job: each has its own endpoint, connected to others of its process through ordinary or
-//! shared memory, and to those of other workers through the available transports. Schedules, algorithms and the
-//! detection of mismatches are those of any communicator.
+//! shared memory, and to endpoints of other workers through the available transports. Schedules, algorithms and
+//! mismatch detection are the same as for any communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use super::share_bytes;
 use crate::error::DataflowError;
 use crate::flow::FlowTask;
 
-/// How long functions of a failed run have to release their communicators.
+/// How long functions of a failed run may take to release their communicators.
 const LET_GO_TIME: Duration = Duration::from_secs(5);
 
 /// The communicator of one copy.
@@ -97,7 +97,7 @@ impl CopyComms {
 }
 
 impl CopyComms {
-    /// Leaves, after the run and therefore all calls have ended well on all workers.
+    /// Leaves, once the run, and therefore every call, has succeeded on all workers.
     pub(crate) fn leave(&mut self) {
         if let Some(over) = self.over.take() {
             leave_all(std::mem::take(&mut self.comms), &over);
@@ -108,8 +108,8 @@ impl CopyComms {
 impl Drop for CopyComms {
     fn drop(&mut self) {
         let Some(over) = self.over.take() else { return };
-        // The run has failed. A function that waits in a call should be told that, not that others have left. Its
-        // program handles the error and releases the communicator, or does not.
+        // The run has failed. A function that waits in a call should learn of that failure, not that others have
+        // left. Its program may or may not handle the error and release the communicator.
         let comms = std::mem::take(&mut self.comms);
         let leave = move || {
             let until = Instant::now() + LET_GO_TIME;

@@ -1,8 +1,9 @@
 //! How the workers of a run learn that all of them are done, and what failed first.
 //!
-//! A dissemination barrier: in round r, a worker tells the one 2^r places after it, and is told by the one 2^r places
-//! before it. After lg P rounds every worker has heard from every other, if only through others, so a run of P
-//! workers does not need connections between all of them. Whoever waits for a missing worker reports it.
+//! A dissemination barrier: in round r, a worker sends a message to the worker 2^r places after it, and receives one
+//! from the worker 2^r places before it. After lg P rounds every worker has heard from every other, directly or through
+//! others, so a run of P workers does not need connections between all of them. A worker that waits for a missing one
+//! reports it.
 //!
 //! Source: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier synchronization", 1988.
 
@@ -18,7 +19,7 @@ pub(super) struct Ending {
     round: u32,
     /// By round: the message of the worker whose turn it is.
     heard: Vec<Option<Option<ReportedFault>>>,
-    /// Of the faults known here, that of the lowest worker.
+    /// The lowest worker's fault, of those known here.
     first: Option<ReportedFault>,
 }
 
@@ -42,7 +43,7 @@ impl Ending {
         self.heard.len() as u32
     }
 
-    /// The workers that this one tells, by round.
+    /// The workers that this one sends to, by round.
     pub(super) fn successors(&self) -> impl Iterator<Item = u32> + use<> {
         let (me, workers) = (u64::from(self.me), u64::from(self.workers));
         (0..self.rounds()).map(move |round| ((me + (1 << round)) % workers) as u32)
@@ -166,8 +167,8 @@ mod tests {
     }
 
     proptest! {
-        /// A worker that ended early would close its links to those that still send. If a worker missed a fault, the
-        /// run would fail on some workers and not on others.
+        /// A worker that ended early would close its links to workers that still send. If a worker missed a fault,
+        /// the run would fail on some workers and not on others.
         #[test]
         fn all_end_when_all_are_done_and_agree(
             workers in 1u32..40,

@@ -84,7 +84,7 @@ pub(crate) struct Meter {
     due: Instant,
     looks: u64,
     process: ProcessTimes,
-    /// As worker 0 has it.
+    /// The table as worker 0 has it.
     table: CounterTable,
     /// The last message to worker 0.
     sent: Option<Buffer>,
@@ -153,7 +153,7 @@ impl Meter {
     }
 }
 
-/// The buckets of keyed tasks that have had anything to do with this worker.
+/// The buckets of keyed tasks for which this worker has counted anything.
 fn buckets<'a>(edges: impl Iterator<Item = &'a Arc<EdgeRuntime>>) -> Vec<BucketCounters> {
     let mut by_task: BTreeMap<u32, Vec<BucketCounters>> = BTreeMap::new();
     for edge in edges {

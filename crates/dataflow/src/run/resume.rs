@@ -32,7 +32,7 @@ enum RestorePoint {
     Error { reason: String },
 }
 
-/// The outcome of a worker's reading of its part of a checkpoint; the first of these outcomes on any worker counts.
+/// How reading its part of a checkpoint went on a worker. The outcome that is listed first here, on any worker, counts.
 #[derive(Clone, Copy)]
 enum RestoreOutcome {
     /// The store cannot be read now. Skipping its checkpoint would count again what has been counted.
@@ -158,7 +158,7 @@ impl ResumePlan {
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
         };
-        // Workers that have read their parts do not know the problem; if it may be skipped, they say nothing.
+        // Workers that have read their parts do not know the problem. If it may be skipped, they report nothing.
         if damage.is_some() || !self.settings.may_repeat {
             let reason = damage.as_deref().unwrap_or("another worker cannot read its part");
             self.describe_skipped(manifest.epoch, reason).map_err(DataflowError::Checkpoint)?;
@@ -187,7 +187,7 @@ impl ResumePlan {
         let restore_candidates =
             |store: &CheckpointStore| pool.block_on(store.restore_candidates()).map_err(|error| error.to_string());
         let store = self.settings.store.clone();
-        // A job that does not belong there must not end the one that does.
+        // A job that does not belong in this place must not end the job that does.
         let before = restore_candidates(&store)?;
         let newest = before.manifests.first();
         newest.map_or(Ok(()), |newest| self.fits(newest))?;
@@ -295,7 +295,7 @@ impl ResumePlan {
         }
     }
 
-    /// On worker 0: a checkpoint without what the job has no use for any more.
+    /// On worker 0: a checkpoint without the state that the job wants to drop.
     fn without_dropped_state(&self, mut manifest: Manifest) -> Manifest {
         let (place, epoch) = (self.settings.store.place(), manifest.epoch);
         manifest.tasks.retain(|name, state| {
@@ -490,8 +490,7 @@ fn check_state(member: &CoordinatedTask, state: &TaskState) -> Result<(), String
         (None, _) => Ok(()),
         (Some(now), Some(then)) => {
             now.version_after(then)?;
-            // The saved state of copies that had ended stays as it is, and that of the others would be of another
-            // kind.
+            // The state saved by copies that had ended stays as it is; the others' state would be of another kind.
             let some = !state.ended.is_empty() && (state.ended.len() as u32) < state.copies;
             match some && !now.is_same(then) {
                 true => Err(

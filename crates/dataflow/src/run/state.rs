@@ -41,8 +41,8 @@ pub(crate) struct RunState {
     checkpoints: Option<Arc<CheckpointClient>>,
 }
 
-/// How far a run is, in a unit that the program chooses, such as rows read. Every worker reports its own progress,
-/// and worker 0 receives all.
+/// The progress of a run, in a unit that the program chooses, such as rows read. Every worker reports its own
+/// progress, and worker 0 receives all reports.
 pub struct RunProgress {
     worker: u32,
     edges: OnceLock<Vec<Arc<EdgeRuntime>>>,
@@ -126,7 +126,7 @@ impl RunProgress {
     }
 
     /// Moves buckets of the keys of tasks to other copies, with their state, while the stream continues: for all
-    /// these tasks at one barrier, or for none. Each map's version is greater than that of [`RunProgress::route`].
+    /// these tasks at one barrier, or for none. Each map's version must exceed the one of [`RunProgress::route`].
     /// Only works on worker 0 of a run that makes checkpoints; anywhere else, the answer says so.
     ///
     /// Later tasks may rely on keys staying with a copy only as far as they do in the task itself: none may be
@@ -140,7 +140,8 @@ impl RunProgress {
         rebalancing
     }
 
-    /// The same for a plan for a layout: new owners of the buckets of tasks, by their numbers in the layout.
+    /// Like [`RunProgress::rebalance`], for a layout: `owners` names tasks by their numbers in the layout, with the new
+    /// owners of their buckets.
     pub fn move_buckets(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)]) -> PendingRebalance {
         let maps = owners.iter().map(|(task, owners)| {
             let task = &layout.tasks[*task as usize];
@@ -212,7 +213,7 @@ impl RunProgress {
         self.checkpoints.as_ref()?.last_made()
     }
 
-    /// Reports how far this worker is.
+    /// Reports this worker's progress.
     pub fn tell(&self, here: u64) {
         self.here.store(here, Ordering::Relaxed);
     }
@@ -222,8 +223,8 @@ impl RunProgress {
         self.elsewhere.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// Sends this worker's status to worker 0. It travels between the rows; of the statuses that wait to be sent,
-    /// only the newest is.
+    /// Sends this worker's status to worker 0. It travels between the rows; if several statuses wait to be sent, only
+    /// the newest is.
     pub fn tell_status(&self, status: Vec<u8>) {
         self.has_status.store(true, Ordering::Relaxed);
         *self.status.lock() = Some(status);

@@ -46,7 +46,7 @@ impl TaskCopy {
         let work = async {
             let body = std::panic::catch_unwind(AssertUnwindSafe(start)).map_err(panicked)?;
             CatchUnwind(body).await?;
-            // Others may wait there for what it does not do any more. If it has failed, all are told why.
+            // Other copies may wait there for this one, which has ended. If it failed, all learn why.
             self.comm.iter().for_each(CopyComm::end);
             self.end_outputs().await?;
             if let Some(states) = &self.states {
@@ -57,7 +57,7 @@ impl TaskCopy {
         };
         let result: Result<(), TaskError> =
             self.clock.time(self.cancel.guard(work)).await.unwrap_or_else(|cancelled| Err(cancelled.into()));
-        // A copy that was told to give up did not fail, nor did one whose call on a communicator was interrupted.
+        // A cancelled copy did not fail, nor did one whose call on a communicator was interrupted.
         if let Err(error) = result
             && !is_cancelled(&error)
             && !(self.cancel.is_raised() && is_interrupted(&error))

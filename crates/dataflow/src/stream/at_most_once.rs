@@ -1,4 +1,4 @@
-//! Rows that wait where they were read until a durable checkpoint records that they were: at most once.
+//! At-most-once mode: rows wait where they were read until a durable checkpoint records that they were read.
 //!
 //! A job that resumes from a checkpoint starts after all rows that have left their source, since none leaves before
 //! the checkpoint with its position. What waits is bounded: a source that has read [`HELD_BYTES`] is not asked for
@@ -35,7 +35,7 @@ pub(crate) struct AtMostOnceBuffer {
     bytes: usize,
     /// Its positions at barriers that are not durable yet.
     places: BTreeMap<u64, SplitPositions>,
-    /// Its position when the rows that left it last had been read.
+    /// Its position just after reading the rows that left last.
     left: SplitPositions,
 }
 

@@ -1,7 +1,7 @@
-//! The time of a source: that of its splits, as their rows tell it, or that of the machine's clock.
+//! The time of a source: either the event time of its splits' rows, or the machine's clock.
 //!
-//! The latter never goes back: neither when someone sets the machine's clock, nor when a job resumes although another
-//! machine was ahead.
+//! The machine's clock never goes back here: neither when someone resets it, nor when a job resumes after running on a
+//! machine whose clock was ahead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,7 +37,7 @@ fn microseconds(data_type: &DataType, value: i64) -> i64 {
     }
 }
 
-/// The latest event time of a column; nulls tell none, nor do values that no row may have.
+/// The latest event time of a column, ignoring nulls and values outside the valid range.
 fn latest(column: &ArrayRef) -> Option<EventTime> {
     fn of<T: ArrowNumericType<Native = i64>>(column: &ArrayRef) -> Option<EventTime> {
         let values = column.as_primitive::<T>();
@@ -76,8 +76,8 @@ pub(crate) struct SourceClock {
 }
 
 enum TimeSource {
-    /// The columns with rows' times and with what tells how far they have advanced, and how much to subtract from
-    /// that.
+    /// The column with the rows' times, the column that tells how far time has advanced, and how much to subtract from
+    /// the latter.
     Rows {
         time: usize,
         told: usize,
@@ -169,7 +169,7 @@ impl SourceClock {
                 self.latest = of_rows.unwrap_or(EventTime::MIN).max(self.latest);
                 let told = if told == time { of_rows } else { latest(rows.column(*told)) };
                 let at = told.map(|at| at.minus(*less));
-                // Rows that tell no time are rows all the same: when their split falls silent, that has to be
+                // Rows without a time count as activity too: when their split falls silent again, that has to be
                 // announced again, so that nobody keeps them back. Without rows nothing changes.
                 if at.is_some() || rows.num_rows() > 0 {
                     self.watermarks.advance(split, at.unwrap_or(EventTime::MIN));
@@ -267,7 +267,7 @@ mod tests {
         RecordBatch::try_from_iter_with_nullable([("at", of(times), true), ("told", of(told), true)]).unwrap()
     }
 
-    /// A column that tells time is believed where it has a value, and nothing else is.
+    /// If a column tells time, only its non-null values count.
     #[test]
     fn a_column_tells_how_far_time_is() {
         let times = WatermarkStrategy::of("at").origin(WatermarkOrigin::Column("told".into()));
@@ -297,8 +297,8 @@ mod tests {
         assert_eq!(latest(&seconds), Some(EventTime(9_000_000)));
     }
 
-    /// Rows that tell no time, from an idle split, would stay where windows keep them until something else comes, and
-    /// be late.
+    /// Rows without a time, from an idle split, would otherwise stay in windows until something else comes, and be
+    /// late.
     #[test]
     fn rows_that_tell_no_time_end_idleness() {
         let begun = Instant::now();
@@ -375,8 +375,8 @@ mod tests {
         assert_eq!(told(&mut clock, after(4011)), [at(70)]);
     }
 
-    /// A clock that was set back, or is behind that of the machine where the job ran before, would make rows late
-    /// that are not.
+    /// A clock that was set back, or is behind the clock of the machine where the job ran before, would make rows
+    /// look late that are not.
     #[test]
     fn arrival_never_goes_back() {
         let numbers = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));

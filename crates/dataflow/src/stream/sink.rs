@@ -3,7 +3,7 @@
 //! of the checkpoint, so a job that resumes from it commits first.)
 //!
 //! Without checkpoints, rows are prepared and committed every second; what a failure interrupts may then be lost. In
-//! at-most-once mode this happens at every barrier, and checkpoints know nothing about it.
+//! at-most-once mode this happens at every barrier, and checkpoints do not record it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,7 +52,7 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where streams go. Each copy of a sink task has one.
 pub trait Sink: Send {
-    /// Checks whether it can do what it promises, before it receives anything.
+    /// Checks that the sink can work as configured, before it receives anything.
     ///
     /// # Errors
     /// Fails the task.

@@ -25,7 +25,7 @@ use crate::source_progress::SourceTracker;
 use crate::task::TaskContext;
 use crate::work::{CALL, QUEUE};
 
-/// No batch has this many rows: a source that may yield as many need not be told.
+/// No batch has this many rows, so a source that may yield this many needs no limit.
 const MANY_ROWS: u64 = 1 << 20;
 
 /// The next event of a source.
@@ -72,7 +72,7 @@ const BAD_PORT: usize = 1;
 /// Where streams come from. Each copy of a source task has one.
 ///
 /// Its methods are called one at a time. A source waits for the outside world in `poll_next`, which may be abandoned
-/// and called again at any time: nothing may get lost by that.
+/// and called again at any time; no event may get lost by that.
 pub trait Source: Send {
     /// Returns the next event.
     ///
@@ -102,7 +102,7 @@ pub trait Source: Send {
         Ok(Vec::new())
     }
 
-    /// Announces that the next requested snapshot is that of `epoch`. After its end, a source gets no such calls.
+    /// Announces that the next requested snapshot belongs to `epoch`. Not called after the source has ended.
     fn barrier(&mut self, epoch: u64) {
         let _ = epoch;
     }
@@ -124,8 +124,8 @@ pub trait Source: Send {
         true
     }
 
-    /// Whether it stays until its last snapshot is durable (announced by [`Source::durable`], with the highest number
-    /// there is if the snapshot is that of its end), and then calls [`finish`](Source::finish).
+    /// Whether the source stays until its last snapshot is durable, and then calls [`finish`](Source::finish).
+    /// [`Source::durable`] announces it, with the highest possible number if the snapshot was taken at its end.
     fn finishes_after_commit(&self) -> bool {
         false
     }
@@ -284,7 +284,7 @@ impl WatermarkStrategy {
 /// The position of a column that holds event times.
 ///
 /// # Errors
-/// A description, if there is no such column or it has another type.
+/// A description, if the column is missing or has another type.
 pub fn time_column(schema: &SchemaRef, name: &str) -> Result<usize, String> {
     let at = tidemill_batch::schema::columns(schema, std::slice::from_ref(&name.to_owned()))?[0];
     match schema.field(at).data_type() {
@@ -351,13 +351,13 @@ struct SourceDriver<'a, S> {
     slow: bool,
     /// How long sending takes.
     sending: SendTimes,
-    /// The last epoch whose checkpoint has the copy's state from before its end.
+    /// The last epoch whose checkpoint holds a state of the copy from before its end.
     passed: u64,
     outputs: Outputs,
     source: S,
 }
 
-/// Runs a source to its end. `missed`: it tells no time, although others wait for time.
+/// Runs a source to its end. `missed`: the source announces no time, although other tasks wait for time.
 pub(crate) async fn drive<S: Source>(
     source: S,
     times: Option<WatermarkStrategy>,
@@ -600,8 +600,8 @@ async fn give(next: SourceEvent, clock: &mut Option<SourceClock>, outputs: &mut 
     Ok(())
 }
 
-/// Lets a source that has something left to do finish, once its last snapshot is durable: with the checkpoint of the
-/// first epoch, or a later one. It is told the second epoch.
+/// Lets a source finish what it has left to do, once its last snapshot is durable: with the checkpoint of epoch
+/// `awaited`, or a later one. The source learns of it as `epoch`.
 async fn leave<S: Source>(
     mut source: S,
     durable: &mut watch::Receiver<u64>,

@@ -17,15 +17,15 @@ use crate::error::DataflowError;
 use crate::link::Links;
 use crate::observation::CopyClock;
 
-/// A waiting copy looks for what it waits for before it sleeps: initially, at least and at most for these durations.
-/// Looking pays off for waits that are no longer than that.
+/// Before it sleeps, a waiting copy polls for a while: initially, at least and at most for these durations. Polling
+/// pays off only for waits no longer than that.
 const WATCH_FIRST: Duration = Duration::from_micros(8);
 const WATCH_MIN: Duration = Duration::from_micros(2);
 const WATCH_MAX: Duration = Duration::from_micros(128);
-/// A thread that gets its core back later than this after yielding it shares it with others, which have more use for
-/// it.
+/// If a thread that yields its core gets it back only after longer than this, the core is shared with others that have
+/// more use for it.
 const CROWDED: Duration = Duration::from_micros(20);
-/// How many looks lie between two yields if there are no messages to look for.
+/// How many times the thread spins between two yields if there are no messages to poll for.
 const POLLS: u32 = 60;
 /// A sleep on the worker's doorbell ends after this long at the latest.
 const SLICE: Duration = Duration::from_millis(100);
@@ -146,7 +146,7 @@ impl CancelToken {
         .await
     }
 
-    /// Polls `future` once, in a turn that continues, and leaves nobody to be woken.
+    /// Polls `future` once, within the current turn, and registers no waker that outlasts the call.
     pub(crate) fn poll_once<F: Future>(
         &self,
         future: Pin<&mut F>,
@@ -234,7 +234,7 @@ impl<'a> CopyWait<'a> {
             if self.waker.is_woken() || now >= until {
                 return;
             }
-            // Whoever is going to wake it may need this core.
+            // The thread that will wake it may need this core.
             std::thread::yield_now();
             if now.elapsed() > CROWDED {
                 self.crowded = true;

@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Something with work to do at the end of a turn.
+/// Has work to do at the end of a turn.
 pub(crate) trait TurnWaiter: Send + Sync {
     /// Called at the end of the turn, to do that work.
     fn on_turn_end(&self);
 }
 
-/// Who waits for the end of a turn, and the thread on which it comes: 0 if it may be any.
+/// Who waits for the end of a turn, and the thread on which the turn ends: 0 if that may be any thread.
 #[derive(Default)]
 struct CurrentTurn {
     waiting: Vec<Arc<dyn TurnWaiter>>,
@@ -25,7 +25,7 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
-/// A number of this thread that no other thread has during its life; not 0.
+/// The number of this thread, which no other thread has while this one lives; not 0.
 #[inline]
 pub(crate) fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
@@ -52,8 +52,8 @@ impl Drop for Turn {
     }
 }
 
-/// A turn of a copy that blocks its thread: it continues between the copy's calls here, since nobody sees what else
-/// the copy does, until someone ends it.
+/// A turn of a copy that blocks its thread. It continues between the copy's calls, since nobody sees what else the
+/// copy does, until someone ends it.
 #[derive(Default)]
 pub struct LongTurn(Vec<Arc<dyn TurnWaiter>>);
 
@@ -83,8 +83,8 @@ impl LongTurn {
     }
 }
 
-/// Registers `waiting` for the end of the turn. Returns the number of the thread where the end comes, or 0 if it may
-/// be any; `None` if there is no turn, so that nobody would call it.
+/// Registers `waiting` for the end of the turn. Returns the number of the thread on which the turn ends, or 0 if that
+/// may be any thread; `None` outside a turn, where nobody would call `waiting`.
 pub(crate) fn join(waiting: impl FnOnce() -> Arc<dyn TurnWaiter>) -> Option<usize> {
     UNDER_WAY.with_borrow_mut(|under_way| {
         let turn = under_way.as_mut()?;
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// A waiter that is not told about the end of its turn would keep rows forever, and a nested turn must not end
-    /// the outer one.
+    /// A waiter that never learned of the end of its turn would keep rows forever, and a nested turn must not end the
+    /// outer one.
     #[test]
     fn each_is_told_at_the_end_of_its_own_turn() {
         let (outer, inner) = (Arc::new(Count::default()), Arc::new(Count::default()));
@@ -131,7 +131,7 @@ mod tests {
         assert_ne!(std::thread::spawn(this_thread).join().unwrap(), this_thread());
     }
 
-    /// A long turn must be current whenever something is done in it, and not otherwise; its end tells each waiter
+    /// A long turn must be current whenever something is done in it, and not otherwise. Its end calls each waiter
     /// once.
     #[test]
     fn a_long_turn_goes_on() {

@@ -27,8 +27,8 @@ use crate::stream::source::{Source, SourceEvent};
 
 /// How much usually waits in a stream before its sender waits.
 const LANE_MAX: usize = 6;
-/// A sender whose receivers have more than that continues one time in this many: a receiver that waits for two
-/// streams of one sender may be waiting for the one that is not full.
+/// A sender whose streams hold more than that continues one time in this many: a receiver that waits for two streams
+/// of one sender may be waiting for the one that is not full.
 const IMPATIENCE: usize = 8;
 /// The most parts of buckets that go to another copy at once.
 const BLOCK_PARTS_MAX: usize = 4;
@@ -86,7 +86,7 @@ pub(super) struct SimulatedOutput {
 /// What copies of a task hand over to each other.
 pub(super) enum HandoverPacket {
     Parts(Vec<(u32, Bytes)>),
-    /// Those were all at a barrier, or at the copy's end.
+    /// The end of the hand-over at a barrier, or at the copy's end.
     Over,
 }
 
@@ -198,7 +198,7 @@ impl SimulatedCopy {
     /// Performs the next step, if there is one.
     ///
     /// # Errors
-    /// What fails the task.
+    /// An error that fails the task.
     pub(super) fn step(&mut self, with: &mut StepContext<'_>) -> Result<(), TaskError> {
         match &mut self.phase {
             CopyPhase::Over => Ok(()),
@@ -221,7 +221,7 @@ impl SimulatedCopy {
         }
     }
 
-    /// Repeats the end of a copy that had ended when the checkpoint was made from which the job resumes.
+    /// Repeats the end of a copy that had already ended in the checkpoint from which the job resumes.
     pub(super) fn end_again(&mut self, with: &mut StepContext<'_>) -> Result<(), TaskError> {
         let kept = match &mut self.body {
             CopyBody::Source { source, clock } => source_snapshot(source.as_mut(), clock.as_ref())?,

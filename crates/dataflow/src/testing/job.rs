@@ -28,8 +28,8 @@ use crate::run::lower;
 use crate::stream::clock::SourceClock;
 use crate::task::{ContextState, TaskContext};
 
-/// Of the moves of buckets, one in `MOVE_KINDS` moves few, and one moves all to one copy; others distribute all of
-/// them anew.
+/// Of `MOVE_KINDS` bucket moves, on average one moves a few buckets and one moves all to one copy; the others
+/// redistribute all of them.
 const MOVE_KINDS: usize = 3;
 const MOVED_FEW: usize = 40;
 
@@ -42,7 +42,7 @@ pub(super) struct SimulatedJob {
     governor: Governor,
     /// The last barrier that sources were asked for.
     barrier: Option<Barrier>,
-    /// Whether a checkpoint was requested that has no outcome yet.
+    /// Whether a requested checkpoint has no outcome yet.
     pending: bool,
     /// Tasks whose buckets can move, with their owners and the number of copies.
     movable: Vec<(String, RouteMap, u32)>,
@@ -55,7 +55,7 @@ impl SimulatedJob {
     /// Starts a run, afresh or from the newest checkpoint.
     ///
     /// # Errors
-    /// What keeps a copy from starting.
+    /// An error that keeps a copy from starting.
     pub(super) fn start(
         world: &mut OutsideWorld,
         graph: &Graph,
@@ -168,7 +168,7 @@ impl SimulatedJob {
         open.map(SimulatedCopy::describe).collect::<Vec<_>>().join("; ")
     }
 
-    /// Performs one step of something.
+    /// Performs one step of a copy, a write or the coordinator.
     ///
     /// # Errors
     /// The failure of a task, by name.
@@ -220,7 +220,7 @@ impl SimulatedJob {
         Ok(())
     }
 
-    /// Does what `CopyStates::save` and `CopyStates::end` leave to be done.
+    /// Completes what `CopyStates::save` and `CopyStates::end` leave pending.
     fn write(&mut self, at: usize, world: &mut OutsideWorld, dice: &mut dyn Dice) -> Result<(), TaskError> {
         let copy = &mut self.copies[at];
         let Some(PendingWrite { epoch, whole, mut snapshot, ownership }) = copy.writes.pop_front() else {

@@ -46,7 +46,7 @@ pub trait Dice {
 pub struct StoryPlan {
     /// Tasks have from one to this many copies, drawn anew for each run.
     pub copies_max: u32,
-    /// Some runs have only this much memory in all; 0: none has a limit.
+    /// Some runs have only this much memory in all; with 0, no run has a limit.
     pub budget_bytes: u64,
     /// The step at which faults stop.
     pub faults_end: usize,
@@ -69,7 +69,7 @@ pub struct StoryPlan {
 /// The outcome of a history.
 #[derive(Clone, Debug, Default)]
 pub struct StoryOutcome {
-    /// By sink, in the order of their tasks: its rows, where those of a key are in order.
+    /// By sink, in the order of the tasks: its rows. Rows of the same key are in order.
     pub rows: Vec<Vec<RecordBatch>>,
     /// The number of steps of copies and the coordinator.
     pub steps: usize,
@@ -139,7 +139,7 @@ fn at_once<T>(answer: impl Future<Output = T>) -> T {
 /// Simulates a job: `graph` makes the graph with the given number of copies per task.
 ///
 /// # Errors
-/// The failure of a task, or that the job does not end.
+/// The failure of a task, or a message that the job does not end.
 pub fn story(
     graph: &dyn Fn(u32) -> Graph,
     plan: &StoryPlan,

@@ -17,7 +17,7 @@
 //! | `wire`       | messages, and the links that carry them                                 |
 //! | `exchange`   | exchanges at start-up, along the tree                                   |
 //! | `state`      | the decisions of a worker: who is present, and who is told              |
-//! | `orphans`    | those of rank 0 about workers whose parent has ended                    |
+//! | `orphans`    | rank 0's decisions about workers whose parent has ended                 |
 //! | `driver`     | the thread: sockets and clock                                           |
 //! | `in_process` | the same events for workers that are threads of one process, no sockets |
 

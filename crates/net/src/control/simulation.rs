@@ -454,7 +454,7 @@ fn survivors_agree_on_who_is_lost_and_who_left() {
     }
 }
 
-/// Without rank 0 there is no job: all others learn of its loss and of no other.
+/// Without rank 0 the job cannot go on: all others learn of this loss and of no other.
 #[test]
 fn the_loss_of_rank_0_ends_the_job_for_all() {
     for seed in seeds(40) {

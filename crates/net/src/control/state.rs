@@ -223,8 +223,8 @@ impl TreeState {
     }
 
     fn received(&mut self, from: Rank, message: ControlMessage, out: &mut Vec<TreeAction>) {
-        // A late message of a worker that was given up: whoever was told that it is lost must not receive anything
-        // from it.
+        // A late message from a worker that was given up. Workers that know it is lost must not receive anything from
+        // it.
         let Some(link) = self.links.get_mut(&from) else { return };
         (link.silent_ticks, link.heard) = (0, true);
         link.left |= message.kind == ControlKind::Leave && message.rank == from;
@@ -563,8 +563,8 @@ mod tests {
         actions.iter().filter_map(told).collect()
     }
 
-    /// Silence must be distinguished from life, a worker that starts slowly is not silent, and each worker is told of
-    /// a loss once.
+    /// A silent worker must be distinguished from a live one, a worker that starts slowly is not silent, and each
+    /// worker hears of a loss once.
     #[test]
     fn a_silent_worker_is_lost_and_a_talking_one_is_not() {
         let mut hub = state(0, 4);

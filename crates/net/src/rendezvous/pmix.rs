@@ -80,12 +80,12 @@ pub(super) fn exchange(card: Option<&str>, deadline: Instant) -> Result<String, 
 }
 
 fn exchange_blocking(card: Option<String>) -> Result<String, String> {
-    // SAFETY: loads a library whose constructors are those of any C library; it stays loaded, see below.
+    // SAFETY: loads a C library, whose constructors do nothing unusual; it stays loaded, see below.
     let library = NAMES.into_iter().find_map(|name| unsafe { Library::new(name) }.ok());
     let library = library.ok_or_else(|| format!("the PMIx library ({}) was not found", NAMES[0]))?;
     // Its threads and exit handlers run until the end of the process.
     let library: &'static Library = Box::leak(Box::new(library));
-    // SAFETY: the types are those of the PMIx standard.
+    // SAFETY: the types match the PMIx standard.
     let symbols = unsafe {
         (|| -> Result<_, libloading::Error> {
             Ok((

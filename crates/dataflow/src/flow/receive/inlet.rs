@@ -1,5 +1,5 @@
-//! The queue in front of an input port of one copy: what its streams have delivered and the copy has not received. It
-//! has no limit of its own; the senders' credit limits it.
+//! The queue in front of an input port of one copy: what its streams have delivered and the copy has not received. The
+//! senders' credit is its only limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl StreamPacket {
 #[derive(Default)]
 struct StreamQueue {
     packets: VecDeque<StreamPacket>,
-    /// The waker of whoever receives only from this stream.
+    /// The waker of a receive from this stream only.
     waker: Option<Waker>,
     closed: bool,
     /// Set while nothing is taken: how many of its packets were skipped in the order of arrival.
@@ -50,7 +50,7 @@ struct InletState {
     streams: Vec<StreamQueue>,
     /// Streams with packets, in order of arrival; a stream occurs once for each packet.
     order: VecDeque<u32>,
-    /// The waker of whoever receives from any stream.
+    /// The waker of a receive from any stream.
     waker: Option<Waker>,
     /// Whether packets are received by stream, so that `order` is not kept.
     by_stream: bool,
@@ -183,7 +183,7 @@ impl Inlet {
         state.order.is_empty()
     }
 
-    /// The copy receives no more: what is queued and what still comes is dropped, which returns the credit.
+    /// Ends receiving: drops what is queued and whatever still arrives, which returns the credit.
     pub(crate) fn close(&self) {
         let mut state = self.0.lock();
         state.closed = true;

@@ -50,7 +50,7 @@ impl StreamElement {
     }
 }
 
-/// A receiver that gets at least this many rows at a time is not noticeably slow.
+/// A receiver that accepts at least this many rows at a time does not count as slow.
 const SLOW_ROWS_MAX: usize = 4096;
 
 /// What a recording records of an item of a stream.
@@ -68,7 +68,7 @@ struct UnalignedInput {
     signal: UnalignedSignal,
     port: u32,
     states: Arc<CopyStates>,
-    /// The rows in flight, until all of them are known, and who waits for them.
+    /// The rows in flight, until all of them are known, and where to send them then.
     recording: Option<(Recording<RecordBatch>, oneshot::Sender<Vec<RecordBatch>>)>,
 }
 
@@ -135,7 +135,7 @@ impl Input {
         }
     }
 
-    /// Delivers no more rows at a time than take a moment to process, so that marks pass between them.
+    /// Delivers only as many rows at a time as take a moment to process, so that marks pass between them.
     pub(crate) fn limit_rows(&mut self) {
         if self.marks.is_some() {
             self.pace = Some(BatchPacer::default());
@@ -163,7 +163,8 @@ impl Input {
         }
     }
 
-    /// Lets barriers overtake the rows that come here: input port `port` of the copy with these `states`.
+    /// Lets barriers overtake the rows that arrive at this input, which is port `port` of the copy with these
+    /// `states`.
     pub(crate) fn enable_unaligned(&mut self, port: u32, states: &Arc<CopyStates>) {
         let (signal, states) = (states.unaligned_signal(), Arc::clone(states));
         self.overtaking = Some(Box::new(UnalignedInput { signal, port, states, recording: None }));
@@ -248,8 +249,8 @@ impl Input {
         })?
     }
 
-    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: meanwhile other
-    /// streams wait at their senders. An input that is read like this must not be read with [`Input::recv`] later.
+    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at
+    /// their senders meanwhile. An input read like this is not read by [`Input::recv`] later.
     ///
     /// # Errors
     /// As [`Input::recv`].

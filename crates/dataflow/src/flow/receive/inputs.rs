@@ -76,9 +76,9 @@ impl Inputs {
     }
 
     /// The next item on any of the ports that `wanted` names: an item with its port, or, once for each port, its end.
-    /// Returns `None` when all wanted ports have ended. Marks are of all ports together: a time that none is behind,
-    /// or a barrier that all have delivered. A port that has delivered a barrier is not read until the others have,
-    /// and the port number that comes with a mark means nothing.
+    /// Returns `None` when all wanted ports have ended. A mark is for all ports together: a time that none is behind,
+    /// or a barrier that all have delivered. A port that has delivered a barrier is not read until the others have
+    /// delivered it too, and the port number that comes with a mark means nothing.
     ///
     /// # Errors
     /// As [`Input::recv`].
@@ -89,9 +89,9 @@ impl Inputs {
         self.recv_any_aligning(|port, _| wanted(port)).await
     }
 
-    /// Like [`Inputs::recv_any`], but `wanted` is also told whether some port has delivered a barrier that others
-    /// have not: a caller that does not read one of those others holds up the barrier, and everyone may be
-    /// waiting for it.
+    /// Like [`Inputs::recv_any`], but also passes to `wanted` whether some port has delivered a barrier that others
+    /// have not: a caller that does not read one of those others holds up the barrier, and everyone may be waiting
+    /// for it.
     pub(crate) async fn recv_any_aligning(
         &mut self,
         wanted: impl Fn(usize, bool) -> bool,

@@ -30,11 +30,11 @@ struct MeterRun {
 }
 
 impl PortMeter {
-    /// Starts with a batch that this edge has delivered.
+    /// Starts the clock for a batch that this edge has delivered.
     pub(super) fn begin(&mut self, edge: &EdgeRuntime, batch: &RecordBatch) {
         let EdgeMover::Partition(partitioner) = &edge.mover else { return };
         self.given += 1;
-        // The first one too: there may be no other.
+        // Includes the first one, since there may be no other.
         if self.given % EVERY != 1 {
             return;
         }
@@ -47,7 +47,7 @@ impl PortMeter {
         }
     }
 
-    /// Ends: the caller asks for more, so what was delivered before has been processed.
+    /// Stops the clock: the caller asks for more, so it has processed what was delivered before.
     pub(super) fn end(&mut self) {
         if let Some(MeterRun { since, of, buckets }) = self.running.take() {
             let batches = self.given - std::mem::replace(&mut self.told, self.given);

@@ -106,7 +106,7 @@ impl StreamEnd {
         DataflowError::Edge { edge: self.edge.name.clone(), reason: unequal_rounds(&who, rounds) }
     }
 
-    /// Stops the sender, since nobody receives what would still come.
+    /// Stops the sender, since nobody receives any more.
     pub(super) fn stop(&self, target: u32) {
         if !self.over {
             self.edge.stop(self.source, target);

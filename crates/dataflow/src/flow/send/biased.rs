@@ -1,14 +1,14 @@
-//! A lock that costs nothing in the common case, when its user is on the thread that will end the user's turn.
+//! A lock that costs nothing in the common case, in which its user runs on the thread that will end the user's turn.
 //!
 //! What waits for the end of a turn has two users: its sender, and whoever ends the turn. Usually both are on one
 //! thread, which does one after the other. Taking a lock for every small message would then be most of the message's
 //! cost: an atomic exchange waits until everything written before it is in the cache.
 //!
-//! Invariant: nobody accesses the value concurrently with anybody else. There is one user at a time, who hands over
-//! with everything that it has written, as a holder of a `&mut` does. At most one turn that the user has entered is
-//! not over; its end takes the lock, and comes on the thread that `home` names, or `home` names none. So on that
-//! thread the user does not meet it, and on other threads the user takes the lock too. Model-checked in
-//! `tests/loom.rs`, which is why this file uses only `sync` of this crate.
+//! Invariant: no two threads access the value concurrently. There is one user at a time, and the next user sees
+//! everything the previous one wrote, as with a `&mut` that is passed on. At most one turn that the user has entered
+//! is still open. Ending it takes the lock, on the thread that `home` names; if `home` is 0, on any thread. So on the
+//! home thread the user and the turn's end cannot overlap, and on other threads the user takes the lock too.
+//! `tests/loom.rs` model-checks this, which is why this file uses only this crate's `sync`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -36,7 +36,8 @@ impl<T> BiasedLock<T> {
         BiasedGuard { value: self.value.get_mut(), biased: self, _guard: guard }
     }
 
-    /// For the user, on thread `me`: without the lock if its turn ends there. `None` means that it has to be locked.
+    /// For the user, on thread `me`: works on the value without the lock if the turn ends on this thread. `None` means
+    /// that the caller has to lock.
     ///
     /// # Safety
     /// `me` is this thread's own number, and not 0. There is one user at a time: the caller has exclusive access to
@@ -61,8 +62,8 @@ pub(crate) struct BiasedGuard<'a, T> {
 }
 
 impl<T> BiasedGuard<'_, T> {
-    /// The user enters a turn, after the end of the previous one. The turn ends on the thread with number `me`, or
-    /// for 0 on any thread.
+    /// Called when the user enters a turn, after the end of the previous one. The turn ends on the thread with number
+    /// `me`, or on any thread if that is 0.
     pub(crate) fn settle(&self, me: usize) {
         self.biased.home.store(me, Ordering::Relaxed);
     }

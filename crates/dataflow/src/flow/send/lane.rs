@@ -1,10 +1,10 @@
 //! One stream of blocks, from one copy to another or to all. It takes credit, numbers and counts what is sent, and
 //! combines small batches.
 //!
-//! The first batch that a copy sends in a [turn](crate::task) leaves at once, whatever its size: a single one never
-//! waits. Small ones after it wait in a [pack](super::pack) until that is full, something is sent that must stay
-//! behind them, or the turn ends. Credit for a whole pack is taken with its first batch, so that the pack can be sent
-//! without waiting; unused credit then comes back.
+//! The first batch that a copy sends in a [turn](crate::task) leaves at once, whatever its size, so a single batch
+//! never waits. Small ones after it wait in a [pack](super::pack) until the pack is full, something is sent that must
+//! stay behind them, or the turn ends. Credit for a whole pack is taken with its first batch, so that the pack can be
+//! sent without waiting; unused credit then comes back.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use crate::work::QUEUE;
 const BLOCK_BYTES_MAX: u64 = 4 << 20;
 /// The credit that a batch within this process costs besides its bytes.
 const BATCH_COST_BYTES: u64 = 64;
-/// After this many bytes for copies of this worker, a sender yields the thread to them: otherwise what they are to
-/// read leaves the processor's cache.
+/// After this many bytes for copies of this worker, a sender yields the thread to them, so that they read the data
+/// while it is still in the processor's cache.
 const CACHED_BYTES: u64 = 512 << 10;
 
 /// What all streams at one copy's end of an edge share: their owner, and what carries them.
@@ -120,7 +120,7 @@ pub(super) struct Lane {
     /// By place: whether a sender may take more credit than there is when an unaligned barrier follows.
     may_owe: Vec<bool>,
     state: BiasedLock<LaneState>,
-    /// Whether something waits in the pack.
+    /// Whether the pack holds anything.
     packing: AtomicBool,
     /// Whether it leads to a single copy, on this worker.
     is_to_one_here: bool,
@@ -136,7 +136,7 @@ struct LaneState {
     unread: u64,
     /// Whether the end of the turn will be reported to the lane.
     in_turn: bool,
-    /// An error at the end of a turn, when nobody could be told.
+    /// An error at the end of a turn, when there was no caller to return it to.
     failed: Option<TaskError>,
 }
 
@@ -352,7 +352,7 @@ impl Lane {
     /// Whether all receivers have closed their ends.
     pub(super) fn is_stopped(&self) -> bool {
         if self.packing.load(Ordering::Relaxed) {
-            // Checked when the first of these batches came, and again when they have been sent.
+            // Checked when the first of these batches came, and again once they have been sent.
             return false;
         }
         self.state.lock().ends.iter().all(|end| match &end.place {
@@ -362,8 +362,8 @@ impl Lane {
     }
 
     /// Waits until some lane has credit, or the barrier behind the data must not wait for it. Returns the first such
-    /// lane from `first` on. Each lane leads to one copy; lanes whose receiver receives nothing more count only if
-    /// there are no others.
+    /// lane from `first` on. Each lane leads to one copy. A lane whose receiver takes nothing more counts only if all
+    /// do.
     pub(super) async fn first_with_room(lanes: &[Arc<Lane>], first: usize) -> usize {
         let in_turn = || (0..lanes.len()).map(|offset| (first + offset) % lanes.len());
         let mut wait = None;
@@ -628,7 +628,7 @@ impl Lane {
         self.send_block(0, rows).await
     }
 
-    /// Sends what waits to be combined.
+    /// Sends the pack.
     pub(super) fn flush(&self) -> Result<(), TaskError> {
         let mut state = self.state.lock();
         match state.failed.take() {
