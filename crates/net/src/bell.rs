@@ -27,7 +27,7 @@ impl Bell {
 
     /// Silences it, however often it has rung.
     pub(crate) fn hush(&self) {
-        // The read fails if it is already silent; a ring that arrives just afterwards costs one needless look.
+        // The read fails if the bell is already silent. A ring that arrives just afterwards costs one needless look.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

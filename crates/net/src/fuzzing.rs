@@ -339,7 +339,7 @@ mod tests {
             control(&stream, &cuts);
         }
 
-        /// Starts with what an honest client and an honest server send, so that every state is reached.
+        /// Starts with the messages of an honest client and an honest server, so that every state is reached.
         #[test]
         fn nobody_gets_through_without_the_key(
             sound in 0usize..12, last in 0u8..6, side in 0u8..3, rest in prop::collection::vec(any::<u8>(), 0..200),

@@ -9,7 +9,7 @@ use crate::Rank;
 
 /// Messages kept for [`take`]; `None` until someone calls [`keep`].
 static KEPT: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
-/// Past this many, the oldest messages are dropped: whoever asked for them is not collecting them.
+/// Past this many, the oldest messages are dropped: nobody is collecting them.
 const KEPT_MAX: usize = 1000;
 
 /// From now on, keeps messages for [`take`] as well as writing them to standard error.

@@ -79,7 +79,7 @@ pub(crate) unsafe trait RingMemory {
     /// Fills a slot, except for its stamp.
     ///
     /// # Safety
-    /// The caller is the producer and the consumer has returned the slot.
+    /// The caller is the producer, and the consumer has returned the slot.
     unsafe fn write_slot(&self, slot: usize, rest: &[u8; REST_BYTES], inline: &[u8]);
 
     /// Fills bulk bytes.
@@ -91,7 +91,7 @@ pub(crate) unsafe trait RingMemory {
     /// Reads a published slot, except for its stamp, with `inline_len` bytes of inline payload.
     ///
     /// # Safety
-    /// The caller is the consumer has seen the slot's stamp (acquire), and has not returned the slot yet.
+    /// The caller is the consumer, has seen the slot's stamp (acquire), and has not returned the slot yet.
     unsafe fn with_slot<R>(
         &self,
         slot: usize,
@@ -244,7 +244,7 @@ pub(crate) struct RingConsumer<M> {
     read_slots: u64,
     /// Bulk position since the start.
     read_bytes: u64,
-    /// What the producer was last told.
+    /// What the producer last learned.
     returned_slots: u64,
     returned_bytes: u64,
 }

@@ -62,7 +62,7 @@ pub struct HostLinks {
 }
 
 impl HostLinks {
-    /// The best case.
+    /// The best links: shared memory, and a core for each worker.
     pub const BEST: HostLinks = HostLinks { shared_memory: true, own_cores: true };
 
     /// What is true of both.
@@ -227,7 +227,7 @@ impl HostShare {
     }
 }
 
-/// For each worker, its host and the workers on it in words; empty where all share one host.
+/// For each worker, a description of its host and the workers on it; empty if all share one host.
 pub(crate) fn hosts(placements: &[WorkerPlacement]) -> Vec<String> {
     let mut workers: BTreeMap<HostIdentity, Vec<u32>> = BTreeMap::new();
     for (rank, placement) in (0..).zip(placements) {
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(HostShare::of_process(&here, None, false).workers, 1);
     }
 
-    /// A user who reads that a worker is lost looks for its host, and for the other workers lost with it.
+    /// A user who reads that a worker is lost wants to know its host, and which other workers were lost with it.
     #[test]
     fn a_host_is_named_with_its_workers() {
         let on = |pid_namespace: u64| {

@@ -20,7 +20,7 @@ use crate::{FrameHeader, Rank};
 pub enum PushResult {
     /// Header and payload have left the caller's memory; the buffer may be reused.
     Sent,
-    /// There is no room now. `sent` says how far it got; push the same frame again later.
+    /// There is no room now. `sent` says how many bytes were handed over; push the same frame again later.
     Blocked,
 }
 

@@ -69,7 +69,7 @@ enum ControlCommand {
 
 /// How workers reconnect after their parent in the tree has ended.
 pub(crate) enum ReturnWay {
-    /// They need not: all are connected to rank 0.
+    /// Not at all: every worker is connected to rank 0.
     None,
     /// Rank 0: accepts their calls.
     Gate(Box<ConnectionAcceptor>),
@@ -164,7 +164,7 @@ impl ControlDriver {
 
 struct PolledLink {
     link: ControlLink,
-    /// Whether it is in the epoll set. The link of an orphan is not until rank 0 reads from it.
+    /// Whether it is in the epoll set. An orphan's link joins it only when rank 0 starts to read from the link.
     is_read: bool,
     wants_out: bool,
 }
@@ -184,7 +184,7 @@ struct ControlLoop {
     dial: Option<DialAttempt>,
     /// Closed links with unsent bytes.
     closing: Vec<ControlLink>,
-    /// The latest time for this worker to end, if it is to end.
+    /// When this worker must end at the latest, once it has been told to end.
     retires_until: Option<Instant>,
     actions: Vec<TreeAction>,
     /// Links that may hold messages that epoll does not report.

@@ -129,7 +129,7 @@ impl Exchange<'_> {
         Ok(parts.into_iter().flat_map(|child| child.bytes).collect())
     }
 
-    /// Handles what a child has sent. Rank 0 is told of any error returned.
+    /// Handles what a child has sent. Rank 0 learns of any error returned.
     fn receive(&mut self, index: usize, rank: Rank, child: &mut ChildParts) -> Result<(), ControlError> {
         let lost = |reason: String| ControlError::Lost { rank, reason };
         let subtree = self.place.tree.subtree(rank);

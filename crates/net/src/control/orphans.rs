@@ -135,7 +135,7 @@ impl TreeState {
         }
     }
 
-    /// Whether a worker that connects as an orphan may be one. A worker already declared lost learns of it from the
+    /// Whether a worker that connects as an orphan can be one. A worker already declared lost learns that from the
     /// end of its connection.
     pub(super) fn may_come_back(&self, rank: Rank) -> bool {
         let attached = self.links.contains_key(&rank) && !self.orphans.is_held(rank);
@@ -203,8 +203,8 @@ impl TreeState {
         let ticks_max = self.silent_ticks_max.saturating_mul(ORPHAN_PATIENCE);
         let (tree, retiring) = (self.tree, &self.orphans.retiring);
         let late = |(&rank, orphan): (&Rank, &mut ExpectedOrphan)| {
-            // Its ticks may count although nobody has told it to connect: whoever should tell it is watched by its
-            // own parent.
+            // Its ticks may count although nobody has told it to connect: the worker that should tell it is watched
+            // by its own parent.
             let parent = tree.parent(rank).expect("rank 0 is no orphan");
             orphan.ticks += u32::from(!retiring.contains(&parent));
             (orphan.ticks > ticks_max).then_some((rank, orphan.ticks))

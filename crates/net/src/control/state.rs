@@ -1,5 +1,5 @@
 //! The state machine of the control plane, separate from its sockets: who is present, who left, who is lost, and who
-//! is told.
+//! needs to know.
 //!
 //! Holds the state of one worker in a tree ([`super::tree`]). Messages and news travel up to rank 0, which decides
 //! and orders them, and then down. So all workers receive news in the same order, and a message never overtakes an
@@ -42,7 +42,7 @@ pub(crate) enum TreeInput {
     Send { to: MessageTarget, bytes: Vec<u8> },
     /// This worker leaves in an orderly way.
     Leave,
-    /// This worker has left, and is to end as soon as nobody [needs](TreeState::is_needed) it.
+    /// This worker has left, and should end as soon as nobody [needs](TreeState::is_needed) it.
     Retire,
 }
 
@@ -153,7 +153,7 @@ impl TreeState {
     pub(crate) fn is_leave_certain(&self) -> bool {
         let up = match &self.uplink {
             Uplink::Attached(up) => *up == Rank(0) || self.peers[self.me.index()] == PeerState::Left,
-            // If an orphan ended before rank 0 reads from it, only those below it would notice.
+            // If an orphan ended before rank 0 reads from it, only the workers below it would notice.
             Uplink::Orphan { .. } | Uplink::Returning => false,
             Uplink::Gone => true,
         };
@@ -262,7 +262,7 @@ impl TreeState {
         }
     }
 
-    /// Whether a child can know that: every worker speaks for itself, and a parent reports the end of its child.
+    /// Whether a child is entitled to say that: every worker speaks for itself, and a parent reports its child's end.
     fn may_say(&self, child: Rank, message: &ControlMessage) -> bool {
         let ends = matches!(message.kind, ControlKind::Lost | ControlKind::Ended);
         self.tree.subtree(child).contains(&message.rank.0) && !(ends && message.rank == child)
@@ -405,8 +405,8 @@ impl TreeState {
             let is_up = self.up() == Some(rank);
             let has_left = self.peers[rank.index()] == PeerState::Left;
             let Some(link) = self.links.get_mut(&rank) else { continue };
-            // A worker that has left is still watched while others are connected through it. Rank 0, once it has
-            // left, may end at any time, and it does not read yet from those who have just come back.
+            // A worker that has left is still watched while others are connected through it. Rank 0 may end at any
+            // time once it has left, and does not read yet from workers that have just come back.
             let is_watched = match is_up {
                 true => rank.0 != 0 || !has_left,
                 false => !(self.tree.is_leaf(rank) && (has_left || link.left) || self.orphans.is_held(rank)),
@@ -453,7 +453,7 @@ impl TreeState {
         }
     }
 
-    /// Reports to rank 0 what it must not miss.
+    /// Sends rank 0 a report that it must not miss.
     fn report(&mut self, message: ControlMessage, out: &mut Vec<TreeAction>) {
         self.reports.push(message.clone());
         self.pass_up(message, out);
@@ -470,7 +470,7 @@ impl TreeState {
 
     /// Sends to the others of this worker's subtree, if they are present and the message is not from or about them.
     pub(super) fn flood(&mut self, message: &ControlMessage, out: &mut Vec<TreeAction>) {
-        // Those that were handed over receive it from rank 0.
+        // Workers that were handed over receive it from rank 0.
         if self.retirement == Retirement::Released {
             return;
         }

@@ -148,7 +148,7 @@ mod tests {
         tree.parent(rank).map_or(0, |parent| 1 + depth(tree, parent))
     }
 
-    /// A worker with two parents would receive news twice, one without any never.
+    /// A worker with two parents would receive news twice; a worker without a parent, never.
     #[test]
     fn every_worker_but_rank_0_has_one_parent_whose_child_it_is() {
         for size in (1..70).chain([255, 256, 257, 300, 1000]) {

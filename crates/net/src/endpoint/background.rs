@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::EndpointState;
 use crate::WakeReason;
 
-/// The time between looks while calls drive the engine or requests follow each other closely.
+/// The time between looks while calls drive the engine, or requests come in quick succession.
 const TICK: Duration = Duration::from_millis(1);
 /// From this many requests per tick on, keeping the thread awake is cheaper than waking it for each.
 const CLOSELY: u32 = 4;
@@ -77,7 +77,7 @@ fn run(weak: &Weak<EndpointState>) {
             return;
         }
         let wanted = background.wanted.swap(0, Ordering::Relaxed);
-        // Calls that follow each other closely drive enough; if this thread slept on the doorbell between them, the
+        // Calls in quick succession drive the engine often enough; if this thread slept on the doorbell between them,
         // peers would only pay for waking it. Pending operations still move with each tick: the caller may be
         // computing now.
         let (pending, driven) = match shared.engine.try_lock() {

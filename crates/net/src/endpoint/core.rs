@@ -56,9 +56,9 @@ pub(super) struct PeerLink {
     /// Whether both sides are copying a message from the peer: only one at a time.
     pub(super) claimed: bool,
     pub(super) down: Option<String>,
-    /// Whether the peer's program has ended: it has said so on this link or over the control plane.
+    /// Whether the peer's program has ended, as announced on this link or over the control plane.
     pub(super) left: bool,
-    /// Whether nothing more comes from it.
+    /// Whether nothing more will come from it.
     pub(super) gone: bool,
     /// Whether the peer was told that this worker's program has ended.
     pub(super) told_left: bool,
@@ -232,7 +232,7 @@ impl EngineCore {
                     self.recycle(data);
                 }
                 MessageBody::Offer { .. } => self.decline(src, &message.header),
-                // It is dropped when it has landed.
+                // Dropped once it has landed.
                 MessageBody::Landing => {}
             }
         }

@@ -3,9 +3,9 @@
 //! A waiting worker yields its core instead of sleeping, and often wakes others together with it: if more workers
 //! than cores make a burst of short calls, five may be on one core and three on the other. The kernel corrects this
 //! within tens of milliseconds, since it considers past load, but bursts are shorter: each call then takes as long as
-//! the fuller core needs, and while workers on the other core wait, they take time from whoever shares it. So workers
-//! tell each other where they run, and one on an overfull core moves to a less occupied one. It is moved once and not
-//! pinned there: the kernel stays free to move it again.
+//! the fuller core needs, and while workers on the other core wait, they take time from the others on it. So workers
+//! tell each other where they run, and a worker on an overfull core moves to a less occupied one. It moves once and
+//! is not pinned there: the kernel stays free to move it again.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use crate::segment::SegmentRef;
 
 /// How many yields lie between two looks at where the others are.
 const YIELDS_PER_LOOK: u32 = 16;
-/// How long a worker's announcement is valid: after that, it computes or waits for something else.
+/// How long a worker's announcement is valid: after that, the worker is computing or waiting for something else.
 const FRESH_MS: u64 = 50;
 /// The shortest time between two moves of a worker.
 const REST_MS: u64 = 20;

@@ -90,13 +90,13 @@ pub struct CallMismatch {
     pub lengths: Option<(u64, u64)>,
 }
 
-/// What a worker that leaves still has to do with the others, in this order.
+/// The phases in which a worker leaves, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeavePhase {
     No,
     /// Nothing more is posted. Matched receives finish, so that their senders may reuse their memory.
     Settling,
-    /// All workers with a link to this one are told. What was sent is received, or its receiver leaves too.
+    /// Tells all workers with a link to this one. Ends when everything sent is received, or its receiver leaves too.
     Owing,
     /// The transports hand over what they still hold.
     Finishing,
@@ -111,7 +111,7 @@ pub struct Engine {
     pub(super) faults_seen: u32,
     /// After a fault that ends the job nothing moves any more: the buffers of failed calls may be gone.
     pub(super) dead: bool,
-    /// How far this worker has left the job.
+    /// How far leaving the job has progressed.
     pub(super) leaving: LeavePhase,
     /// A mismatch was found and is being explained; meanwhile no call returns a result.
     pub(super) verdict_pending: bool,
@@ -485,8 +485,8 @@ impl Engine {
         self.core.contradictions.pop()
     }
 
-    /// Closes the context of an ended communicator: its stray messages are dropped, and their senders are told as if
-    /// the messages had been received.
+    /// Closes the context of an ended communicator: drops its stray messages, and answers their senders as if the
+    /// messages had been received.
     pub fn close_context(&mut self, context: u32) {
         self.core.close_context(context);
     }
@@ -561,8 +561,8 @@ impl Engine {
         }
     }
 
-    /// Records that the caller has moved something by other means than the engine's, and may be able to continue, so
-    /// nobody sleeps yet.
+    /// Records that the caller has moved something outside the engine and may be able to continue, so nobody may
+    /// sleep yet.
     pub fn note_moved(&mut self) {
         self.moved_aside = true;
     }
@@ -673,12 +673,12 @@ impl Engine {
         self.transports.clear();
     }
 
-    /// Why nothing can be posted, if that is so.
+    /// The reason why nothing can be posted, if there is one.
     fn refusal(&self) -> Option<NetError> {
         (self.dead || self.leaving != LeavePhase::No).then(|| self.faults.fatal().unwrap_or(NetError::Closed))
     }
 
-    /// Begins leaving, because this worker's program ends. [`Engine::has_left`] says when it may go.
+    /// Begins leaving, because this worker's program ends. [`Engine::has_left`] says when the worker may go.
     pub(super) fn begin_leaving(&mut self) {
         self.leaving = LeavePhase::Settling;
         self.core.withdraw_recvs();
@@ -723,7 +723,7 @@ impl Engine {
         over
     }
 
-    /// Says on all links, including those that others have opened since, that this worker's program has ended.
+    /// Announces on all links, including those that others have opened since, that this worker's program has ended.
     fn tell_left(&mut self) {
         for rank in self.untold() {
             if self.is_linked(rank) {
@@ -741,8 +741,8 @@ impl Engine {
         links.filter(|(_, link)| untold(link)).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether this worker waits for others at the end of its program while peers without a link to it do not know
-    /// that: one of them may wait for this worker, while the worker that this one waits for waits for that peer.
+    /// Whether this worker waits for others at the end of its program and peers without a link to it do not know
+    /// that. Such a peer may wait for this worker while this worker waits, perhaps through others, for that peer.
     pub(super) fn leaves_unnoticed(&self) -> bool {
         self.leaving == LeavePhase::Owing && !self.untold().is_empty()
     }

@@ -22,7 +22,7 @@ struct FaultState {
 /// The registry that the module describes. The epoch changes with every news.
 #[derive(Default)]
 pub struct FaultRegistry {
-    /// For each worker, its host and the workers on it in words; empty if that adds nothing.
+    /// For each worker, a description of its host and the workers on it; empty if that adds nothing.
     hosts: Vec<String>,
     epoch: AtomicU32,
     has_failed: AtomicBool,
@@ -72,7 +72,7 @@ impl FaultRegistry {
         if let NetError::WorkerLost { rank, reason } = &mut error
             && let Some(host) = self.hosts.get(rank.index())
         {
-            // If a host is gone, this is the first of its workers that was missed.
+            // If a whole host is gone, this is only the first of its workers whose loss was noticed.
             *reason = format!("{reason} ({host})");
         }
         self.fail_telling(error, || {});
@@ -125,7 +125,7 @@ impl FaultRegistry {
         }
     }
 
-    /// Why the job cannot continue, if that is so.
+    /// The reason why the job cannot continue, if there is one.
     pub fn fatal(&self) -> Option<NetError> {
         self.state.lock().fatal.clone()
     }

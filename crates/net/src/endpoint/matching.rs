@@ -162,7 +162,7 @@ impl MatchContext {
         over
     }
 
-    /// A source that has ended, if that leaves nobody to send what is received from `source`; `None` means any.
+    /// A source that has ended, if that leaves nobody who could send to a receive from `source`; `None` means any.
     pub(super) fn ended(&self, source: Option<Rank>) -> Option<Rank> {
         let has_ended = |rank: &Rank| self.sources.get(rank.index()).is_some_and(|source| source.ended);
         match source {

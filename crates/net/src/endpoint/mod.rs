@@ -91,8 +91,8 @@ struct JobMembership(Arc<EndpointState>);
 impl Drop for JobMembership {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.0);
-        // One thread may drop the workers of a process one after the other, and does not come to the next before this
-        // one is gone.
+        // One thread may drop all workers of a process one after the other, and reaches the next only when this one
+        // is gone.
         let leave = move || shared.leave(!shared.in_process);
         if !self.0.background.is_this_thread() {
             return leave();
@@ -115,7 +115,8 @@ pub(crate) struct EndpointState {
     /// Readable when a transport that rings no doorbell has work.
     epoll_fd: Option<std::os::fd::RawFd>,
     polls: u32,
-    /// Set if workers of this host share cores, and memory through which to tell each other.
+    /// Set if workers of this host share cores, and also memory through which they can tell each other where they
+    /// run.
     spread: Option<core_spreading::CoreSpreading>,
     placements: Vec<WorkerPlacement>,
     host_links: Vec<HostLinks>,
@@ -125,12 +126,12 @@ pub(crate) struct EndpointState {
     lacks: Vec<Option<String>>,
     stall: stall::StallReporter,
     background: background::BackgroundDriver,
-    /// For threads that outlive a call.
+    /// A reference to itself, for threads that outlive a call.
     this: std::sync::Weak<EndpointState>,
     in_process: bool,
     origin: ForkOrigin,
     closed: Mutex<bool>,
-    /// How many communicators this worker has numbered.
+    /// How many numbers this worker has given out.
     numbered: AtomicU32,
 }
 
@@ -302,7 +303,7 @@ impl Endpoint {
             }
             engine.note_drive();
             engine.flush();
-            // The step may have moved something that only the step can continue with: nobody would ring for that.
+            // The step may have moved something that only the step itself can continue: nobody would ring for that.
             let moved = moved | std::mem::take(&mut engine.moved_aside);
             drop(engine);
             if moved {
@@ -586,7 +587,7 @@ impl EndpointState {
     }
 }
 
-/// A worker whose program has ended and which waits until what it sent is received.
+/// Describes the wait of a worker whose program has ended until everything it sent is received.
 struct DeliveryWait;
 
 impl CallDescriber for DeliveryWait {

@@ -56,7 +56,8 @@ pub(super) enum StallMessage {
     AskCall { id: u32, context: u32, seq: u32 },
     /// The answer to either question.
     Tell { id: u32, text: String },
-    /// The sender's program has ended, and it stays until what it sent is received. For workers without a link to it.
+    /// The sender's program has ended, and it stays until everything it sent is received. For workers without a link
+    /// to it.
     Leaving,
 }
 
@@ -118,7 +119,7 @@ pub(super) struct StallReporter {
     locator: Mutex<Option<Locator>>,
     formatter: Mutex<Option<CallFormatter>>,
     names: Mutex<HashMap<u32, String>>,
-    /// How many collectives created a communicator; they are not the program's.
+    /// By context: how many collectives created the communicator. The program did not call them.
     befores: Mutex<HashMap<u32, u32>>,
     lookups: Mutex<HashMap<u32, CallLookup>>,
 }
@@ -315,8 +316,8 @@ impl EndpointState {
     pub(super) fn inquire(&self, engine: &mut Engine) {
         let Some(CallMismatch { context, seq, rank, theirs, lengths }) = engine.take_contradiction() else { return };
         engine.wait_for_verdict();
-        // Another worker has reported it. A worker that looks later, as at the end of its program, may no longer know
-        // which call it was.
+        // Another worker has reported it. A worker that looks later, for example at the end of its program, may no
+        // longer know which call it was.
         if self.faults.fatal().is_some() {
             return;
         }

@@ -95,7 +95,7 @@ impl Engine {
     /// Pushes queued frames as far as the transports accept them.
     pub(super) fn drain_links(&mut self) -> bool {
         if self.leaving == LeavePhase::Finishing {
-            // Only credit and the like, which the others no longer need.
+            // What is left is credit and the like, which the others no longer need.
             for rank in self.core.busy.drain(..) {
                 self.core.links[rank.index()].queue.clear();
             }

@@ -37,7 +37,7 @@ impl EndpointWatch<'_> {
     pub fn look(&self, mut step: impl FnMut(&mut Engine) -> bool) {
         let shared = &self.endpoint.0;
         match shared.engine.try_lock() {
-            // Whoever waits for a fault reports it.
+            // Ignores faults: a call that waits reports them.
             Some(engine) => drop(shared.poll_briefly(engine, |engine| step(engine).then_some(Ok(())))),
             None => (0..POLLS_BRIEF.min(shared.polls)).for_each(|_| std::hint::spin_loop()),
         }

@@ -42,7 +42,7 @@ pub enum EnvironmentError {
          set TIDEMILL_RANK=0 and TIDEMILL_SIZE=1"
     )]
     ManyJobsOfOne {
-        /// What shows it.
+        /// The evidence for more workers.
         evidence: String,
         /// What to do.
         remedy: String,

@@ -39,7 +39,7 @@ pub(crate) struct HandshakeOutcome {
 }
 
 impl Conversation {
-    /// Answers whoever is at the other end of `stream`.
+    /// Answers the caller at the other end of `stream`.
     pub(crate) fn answer(
         stream: PrivateFd<TcpStream>,
         peer: SocketAddr,

@@ -17,7 +17,7 @@ use crate::secret::JobKey;
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// A permanent refusal is believed only after this long: at first it may come from a remnant of an earlier job.
+/// A permanent refusal counts only after this long: at first it may come from a remnant of an earlier job.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct DialAttempt {

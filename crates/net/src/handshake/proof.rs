@@ -50,7 +50,7 @@ pub(crate) enum ConnectionPurpose {
     Return = 4,
 }
 
-/// Who calls whom and why, as the client claims and its proof confirms.
+/// Who calls whom, and for what, as the client claims and its proof confirms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionClaim {
     pub(crate) purpose: ConnectionPurpose,

@@ -41,7 +41,7 @@ impl InboxOptions {
 /// With up to this many peers, the pages of rings are faulted in at once.
 const POPULATE_PEERS_MAX: usize = 3;
 
-/// More peers than any host has: bounds what an address can make us map.
+/// More peers than any host has. Limits how much memory an address can make us map.
 const PEERS_MAX: u32 = 4096;
 
 /// How peers find an inbox. Plain bytes that travel through the rendezvous.

@@ -119,7 +119,7 @@ impl SingleCopy {
             if moved == total as isize {
                 return Ok(());
             }
-            // It was cut short or failed: copy one by one, which also finds the failing part.
+            // The call was cut short or failed: copy one by one, which also finds the failing part.
         }
         parts.iter_mut().try_for_each(|(addr, into)| self.read(*addr, into))
     }
@@ -170,7 +170,7 @@ fn all_of(len: usize, mut copy: impl FnMut(usize) -> isize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The kernel's limit on one call must not be visible.
+    /// Callers must not notice the kernel's limit on one call.
     #[test]
     fn partial_copies_are_continued() {
         let mut calls = Vec::new();

@@ -213,7 +213,7 @@ impl<'a> Arrival<'a> {
             poll_until(&mut fds, deadlines.fold(until, Instant::min))?;
             let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
             drop(fds);
-            // Even if all are here: a call that its caller considers failed is followed by another.
+            // Even if all are here: a caller that considers its call failed calls again.
             self.answer_children(&ready[before_gate..])?;
             self.call_parent(ready[before_gate - 1], give_up)?;
             if !self.told && (self.up.is_some() || !self.calls) && self.children.iter().all(Option::is_some) {

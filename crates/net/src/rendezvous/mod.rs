@@ -242,8 +242,8 @@ fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>
             let rank = met.call.from;
             let mut link = ControlLink::new(met.stream);
             refuse(&mut link);
-            // This worker may be in the list already. A closed link would do as well, but an open one makes sure that
-            // it receives the reason.
+            // Keep the link open until the end, so that the worker surely receives the reason. It may replace an
+            // older link of the same worker.
             if let Some(slot) = rank.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
                 *slot = Some(link);
             }
@@ -281,7 +281,7 @@ fn admit_all(
                 *slot = None;
             }
         }
-        // A wrong worker does not keep out those that came with it: they have to be told.
+        // A wrong worker must not keep out those that came with it, since they have to learn the reason too.
         let admitted =
             gate.advance(now, &ready[..gate_len], &|_| false).into_iter().map(|met| admit(config, links, met));
         admitted.fold(Ok(()), Result::and)?;

@@ -145,7 +145,7 @@ fn exchange_blocking(card: Option<String>) -> Result<String, String> {
     if value.kind != TYPE_STRING || value.data[0].is_null() {
         return Err("PMIx_Get returned a different value from the one stored".into());
     }
-    // SAFETY: a value of type string holds a zero-terminated one.
+    // SAFETY: a value of type string holds a zero-terminated string.
     Ok(unsafe { CStr::from_ptr(value.data[0].cast()) }.to_string_lossy().into_owned())
 }
 

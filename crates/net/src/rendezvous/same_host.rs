@@ -1,9 +1,9 @@
 //! Meeting on one host without a launcher's help: rank 0 listens on an abstract Unix socket named after the job, and
 //! gives its address and a fresh secret to processes of its own user.
 //!
-//! An abstract socket vanishes with its process, however that ends, so nothing is left behind and nothing can be
-//! stale. The kernel tells each side the other's user, so a process of another user that connects to the name, or has
-//! taken it, can neither learn nor send anything.
+//! An abstract socket vanishes with its process, however the process ends, so nothing is left behind or goes stale.
+//! The kernel tells each side the other's user, so a process of another user that connects to the name, or has taken
+//! it, can neither learn nor send anything.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

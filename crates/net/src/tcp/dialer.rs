@@ -44,8 +44,8 @@ use crate::{Rank, notice};
 /// up to 64 KiB each: with one segment, the sender would wait for acknowledgements that the kernel delays.
 const LOCAL_SEND_BYTES: usize = 128 << 10;
 
-/// A call in progress for longer than this no longer makes this worker reject the peer's calls: perhaps the peer can
-/// reach this worker, but not the other way round.
+/// After calling a peer for longer than this, a worker no longer rejects the peer's calls: perhaps the peer can reach
+/// this worker, but not the other way round.
 const PRECEDENCE: Duration = Duration::from_secs(1);
 
 /// A call that takes longer than this is reported.
@@ -306,7 +306,7 @@ impl DialLoop {
             };
             match dial.attempt.advance(now, ready) {
                 Ok(Some(met)) => {
-                    // One byte fits into an empty buffer; if the peer is gone again, the first poll reports it.
+                    // One byte fits into an empty buffer. If the peer is already gone, the first poll reports it.
                     let _ = rustix::net::send(&met.stream, &[CONFIRMATION], SendFlags::NOSIGNAL);
                     self.connected(peer, met.stream, true);
                 }
@@ -404,7 +404,7 @@ impl DialLoop {
 /// Sets the options of every connection.
 fn prepare(stream: &PrivateFd<TcpStream>) -> io::Result<()> {
     sockopt::set_tcp_nodelay(stream, true)?;
-    // A peer that is gone again has no address; the first poll reports it.
+    // A peer that is already gone has no address; the first poll reports it.
     let same_host = matches!((stream.local_addr(), stream.peer_addr()), (Ok(a), Ok(b)) if a.ip() == b.ip());
     if same_host {
         sockopt::set_socket_send_buffer_size(stream, LOCAL_SEND_BYTES)?;

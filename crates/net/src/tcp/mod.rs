@@ -60,11 +60,11 @@ struct TcpPeer {
     connections: [Option<TcpConnection>; 2],
     /// Which of them sends frames: the first one that opened.
     sends_on: Option<usize>,
-    /// The dialer was asked for a connection.
+    /// Whether the dialer was asked for a connection.
     is_called: bool,
     /// Why sending is no longer possible.
     end: Option<TransportError>,
-    /// The end was reported to the sink.
+    /// Whether the end was reported to the sink.
     is_lost: bool,
 }
 

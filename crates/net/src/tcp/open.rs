@@ -12,7 +12,8 @@ use crate::control::ranks;
 use crate::secret::JobKey;
 use crate::threads::poll_until;
 
-/// How much later than this worker its dialer may notice the timeout: the dialer knows the reason.
+/// How much later than this worker its dialer may notice the timeout. Worth waiting for, since the dialer knows the
+/// reason.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why not all peers were connected.

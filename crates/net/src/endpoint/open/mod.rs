@@ -174,7 +174,7 @@ impl Endpoint {
         let mut routes = Routes::new(control.size());
         let lacks = memory.connect(&mut routes);
         listener.connect(&control, &addresses, settings.connect, &mut routes)?;
-        // Nobody continues before all are open, so that every worker reports a failure to open.
+        // Nobody continues until all are open, so that every worker reports a failure to open.
         control.allgather(&[])?;
 
         let faults = Arc::new(FaultRegistry::on(topology::hosts(&placements)));

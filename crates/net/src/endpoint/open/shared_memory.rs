@@ -36,8 +36,8 @@ pub(super) struct SharedMemory {
     missing: MissingTransports,
 }
 
-/// What a worker could open of which others. It lists only workers of its own host: in a large job a list of all
-/// would be long, and every worker receives everyone's list.
+/// Which other workers' memory a worker could open, and how. Lists only workers of its own host: in a large job a
+/// full list would be long, and every worker receives everyone's list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerAccess(BTreeMap<Rank, u8>);
 
