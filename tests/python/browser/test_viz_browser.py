@@ -55,7 +55,7 @@ def page(browser: Any, url: str, size: dict[str, Any]) -> Iterator[Page]:
 
 
 def projected(page: Page, at: Any) -> list[float]:
-    """Where a place in the data is on the screen."""
+    """Where a place in the data appears on the screen."""
     where: list[float] = page.tab.evaluate(
         "at => { const s = tidemill.scene.screen(), m = s.matrix, p = tidemill.scene.toWorld(at);"
         " const dot = (i) => m[i] * p[0] + m[i + 4] * p[1] + m[i + 8] * p[2] + m[i + 12];"
@@ -67,7 +67,7 @@ def projected(page: Page, at: Any) -> list[float]:
 
 @browsed.SIZES
 def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folder: Path) -> None:
-    """A mistake between file and screen would show no points, or points of wrong groups."""
+    """A mistake between file and screen would show no points, or points of the wrong groups."""
     page.picture("market")
     page.panel("legend")
     frame = FrameReader(folder)[0]
@@ -89,7 +89,7 @@ def test_points_are_drawn_where_they_are_and_groups_are_hidden(page: Page, folde
 
 @browsed.SIZES
 def test_it_plays_and_scrubs(page: Page, folder: Path) -> None:
-    """Frames must come in their order, and the time that is shown be that of the frame that is shown."""
+    """Frames must come in order, and the time shown must be that of the frame shown."""
     reader = FrameReader(folder)
     page.tab.select_option("#speed", "30")
     page.tab.click("#play")
@@ -141,7 +141,7 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
     row = list(reader[0].rows).index(reader.ids.index(front))
     assert front in shown and str(reader[0].groups["sector"][row]) in shown and "capital" in shown
     page.picture("hover")
-    # When time moves, it tells of the frame that is shown then.
+    # When time moves, the panel describes the frame then shown.
     page.tab.keyboard.press(".")
     page.until("() => Math.round(tidemill.playback.position) === 1")
     after = reader[1]
@@ -158,7 +158,7 @@ def test_points_are_found_by_name_and_by_pointer(page: Page, folder: Path) -> No
 
 
 def way_is_drawn(page: Page, reader: FrameReader, row: int) -> None:
-    """The only chosen point's way, all of it in the past, its times and its name must be pixels, in their colours and places."""
+    """The past way of the only chosen point, its times and its name must be pixels, in the right colors and places."""
     colour = page.get(f"tidemill.seen.colourOf({row})")
     wanted = np.array([int(word) for word in colour[4:-1].split()])
     spots = [projected(page, at) for at in reader.trajectories([row])[:, 0] if not np.isnan(at).any()]
@@ -167,9 +167,9 @@ def way_is_drawn(page: Page, reader: FrameReader, row: int) -> None:
     for x, y in spots:
         pixels = page.over(x, y, 4)
         inked += (np.abs(pixels[:, :3].astype(int) - wanted).max(axis=1) < 40)[pixels[:, 3] > 200].any()
-    # A name may lie on one or the other.
+    # A name may cover one or the other.
     assert inked >= len(spots) - 2
-    # Where none of the ways is, nothing is drawn.
+    # Where no way runs, nothing is drawn.
     assert (page.over(5, 5, 4)[:, 3] == 0).all()
     said = page.get(
         "(() => { const said = [], c = document.querySelector('#overlay').getContext('2d'), fill = c.fillText;"
@@ -180,7 +180,7 @@ def way_is_drawn(page: Page, reader: FrameReader, row: int) -> None:
 
 
 def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
-    """Whoever looks at the last frame must be taken to the new one, points that are new included."""
+    """A reader who looks at the last frame must be taken to the new one, with its new points."""
     page.tab.keyboard.press("End")
     page.settled()
     with FrameWriter(folder, mode="a") as writer:
@@ -197,7 +197,7 @@ def test_a_frame_that_is_added_appears(page: Page, folder: Path) -> None:
 
 @browsed.SIZES
 def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, size: dict[str, Any]) -> None:
-    """The rest of the tools do what they say, in the dark too."""
+    """The other tools do what they promise, in the dark theme too."""
     before = page.colours()
     page.panel("legend")
     page.tab.select_option("#colour", "capital")
@@ -229,7 +229,7 @@ def test_values_heat_map_theme_keys_and_pictures(page: Page, tmp_path: Path, siz
 
 
 def test_a_lasso_makes_a_group_that_stays(browser: Any, command_url: str, folder: Path) -> None:
-    """A group that a reader made is there for the next one; its name is text, whatever it looks like."""
+    """A group that one reader made is there for the next; its name is text, whatever it looks like."""
     page = Page(browser, command_url)
     page.lasso((350, 150), (800, 150), (800, 620), (350, 620))
     page.tab.fill("#group-name", "<b>mine</b>")
@@ -247,7 +247,7 @@ def test_a_lasso_makes_a_group_that_stays(browser: Any, command_url: str, folder
 
 @browsed.SIZES
 def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, Any]) -> None:
-    """Whoever opens a link must see what its maker saw: no more and no fewer groups, in the same light."""
+    """Whoever opens a link must see what its maker saw: the same groups, in the same light."""
     page.panel("legend")
     page.tab.select_option("#colour", "change")
     page.tab.click("#categories button[title='Show or hide stayed']")
@@ -281,14 +281,16 @@ def test_a_link_brings_the_view_back(browser: Any, page: Page, size: dict[str, A
     assert shown_by(linked())["shown"] == ["rose over 2 %"]
     page.tab.select_option("#colour", "")
     assert shown_by(linked())["colour"] == ""
-    # The same page follows a link too, and shows again what that does not hide.
+    # The same page follows a link too, and shows again what that link does not hide.
     page.get("location.hash = 'colour=change&hide=stayed'")
     page.until("() => tidemill.colouring.name === 'change'")
     assert page.get("tidemill.view().hidden") == ["stayed"]
 
 
 def test_light_or_dark_is_kept_for_who_chose_it(browser: Any, url: str) -> None:
-    """Who reads at night had a white page after each reload; but what a link asks for is not what its reader chose."""
+    """Readers who chose the dark theme once got a white page after each reload; but what a link asks for is not its
+    reader's choice.
+    """
     page = Page(browser, url, color_scheme="light")
     theme = "document.documentElement.dataset.theme"
     page.get("location.hash = 'theme=dark'")
@@ -306,7 +308,9 @@ def test_light_or_dark_is_kept_for_who_chose_it(browser: Any, url: str) -> None:
 @browsed.SIZES
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict[str, Any]) -> None:
-    """Controls without a name, texts without contrast, lists that a screen reader cannot read; keys that reach nothing."""
+    """Finds controls without a name, texts without contrast, lists that a screen reader cannot read, and keys that
+    reach nothing.
+    """
     with Server(folder) as server:
         page = Page(browser, server.url, color_scheme=theme, reduced_motion="reduce", **size)
         page.panel("legend")
@@ -320,18 +324,18 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict
         assert page.accessible() == []
         page.tab.keyboard.press("Enter")
         page.until("() => tidemill.chosen.rows.length === 3")
-        # On a phone the heat map has taken its place.
+        # On a phone the heat map has taken the legend's place.
         page.panel("legend")
         assert page.accessible() == []
         page.tab.keyboard.press("?")
         assert page.accessible() == []
         page.tab.keyboard.press("Escape")
-        # A key pressed again takes back what it did, though the list is filled anew in between.
+        # Pressing a key again undoes what it did, though the list was rebuilt in between.
         page.tab.locator("#categories .show").nth(1).focus()
         for pressed in ["false", "true"]:
             page.tab.keyboard.press("Space")
             page.until(f"() => document.activeElement.getAttribute('aria-pressed') === '{pressed}'")
-        # From the first control on, Tab comes to all that can be seen.
+        # From the first control on, Tab reaches everything visible.
         page.tab.locator("#query").focus()
         reached = set()
         for _ in range(40):
@@ -353,7 +357,7 @@ def test_everybody_can_use_it(browser: Any, folder: Path, theme: str, size: dict
 
 
 def test_what_is_not_there_is_said(browser: Any, tmp_path: Path) -> None:
-    """A folder without frames, and one with a single point, are no empty pages; a frame that comes is shown at once."""
+    """A folder without frames, or with a single point, is not an empty page; a frame that arrives is shown at once."""
     with FrameWriter(tmp_path / "map") as writer, Server(tmp_path / "map") as server:
         page = Page(browser, server.url, wait=False)
         page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
@@ -372,7 +376,7 @@ def test_what_is_not_there_is_said(browser: Any, tmp_path: Path) -> None:
 
 
 def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
-    """Nothing may lie outside of a narrow screen; a tap chooses a point."""
+    """Nothing may lie off a narrow screen; a tap chooses a point."""
     page = Page(browser, url, 390, 844, has_touch=True, is_mobile=True, device_scale_factor=2)
     assert page.get("document.documentElement.scrollWidth") <= 390
     for tool in ("#play", "#help", "#legend-toggle", "#scrub", "#query"):
@@ -384,14 +388,14 @@ def test_it_fits_a_phone_and_takes_touches(browser: Any, url: str) -> None:
     assert len(page.get("tidemill.chosen.rows")) != chosen
     page.tab.tap("#legend-toggle")
     page.tab.wait_for_selector("#legend:not([hidden])")
-    # What was said of the point would lie on it.
+    # The tooltip would cover the point.
     assert page.tab.is_hidden("#tip")
     page.picture("phone-legend")
     page.close()
 
 
 def test_what_is_wrong_is_said(browser: Any, url: str, folder: Path) -> None:
-    """A wrong token, or a frame that is damaged, must not leave an empty page without a word."""
+    """A wrong token, or a damaged frame, must not leave an empty page without an explanation."""
     plain = urllib.parse.urlsplit(url)._replace(query="").geturl()
     context = browser.new_context()
     tab = context.new_page()
@@ -406,14 +410,14 @@ def test_what_is_wrong_is_said(browser: Any, url: str, folder: Path) -> None:
 
 
 def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, tmp_path: Path) -> None:
-    """Points that there is no time for while things move must come when they rest; until then the page says so."""
+    """Points that there is no time to draw during motion must appear at rest; until then the page says so."""
     rng = np.random.default_rng(0)
     with FrameWriter(tmp_path / "many") as writer:
         for _ in range(2):
             writer.write_frame(rng.normal(size=(200_000, 3)))
     with Server(tmp_path / "many") as server:
         page = Page(browser, server.url)
-        # As if the machine were slow; that it finds this out is tested without a browser.
+        # As if the machine were slow; another test, without a browser, checks that the page finds this out.
         page.get("tidemill.loop.detail = { budget: 20000, drawn: 0 }; tidemill.redraw()")
         page.until("() => tidemill.drawn().drawn >= 20000")
         page.settled()
@@ -431,7 +435,7 @@ def test_all_points_are_drawn_at_rest_and_the_page_says_when_not(browser: Any, t
 def test_a_page_with_its_frames_opens_as_a_file(
     browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
 ) -> None:
-    """It must show what the server shows, with nothing but the file: frames, groups, ways of points."""
+    """The file alone must show what the server shows: frames, groups, ways of points."""
     (folder / "selections.json").write_text('[{"name":"</script><b>mine</b>","rows":[1,2]}]')
     ended = launched.run("view", folder, "--export", tmp_path / "market.html")
     assert ended.returncode == 0 and "market.html" in ended.stdout.decode(), ended
@@ -471,7 +475,7 @@ NOTEBOOK = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">
 
 @pytest.mark.parametrize("embed", [False, True])
 def test_a_notebook_shows_it_in_a_frame(browser: Any, embed: bool, tmp_path: Path) -> None:
-    """As Jupyter does, from another port of this host; embedded, with nobody to ask any more."""
+    """As Jupyter does, from another port of this host; embedded, with no server to ask any more."""
     rng = np.random.default_rng(0)
     view = tm.viz.show(rng.normal(size=(50, 3)), groups=np.arange(50) % 2, embed=embed)
     (tmp_path / "notebook.html").write_text(f"{NOTEBOOK}{view._repr_html_()}")
@@ -503,7 +507,9 @@ def test_a_notebook_shows_it_in_a_frame(browser: Any, embed: bool, tmp_path: Pat
 def test_a_page_that_is_a_file_makes_gifs_and_groups(
     browser: Any, folder: Path, tmp_path: Path, size: dict[str, Any]
 ) -> None:
-    """Without a server there is no script to load for a GIF's worker, and no folder for groups: a file takes them, and gives them back."""
+    """Without a server there is no script to load for a GIF's worker, and no folder for groups: a file stores them, and
+    restores them.
+    """
     export_html(folder, tmp_path / "market.html")
     page = Page(browser, (tmp_path / "market.html").as_uri(), **size)
     page.panel("legend")
@@ -522,7 +528,7 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(
     page.tab.keyboard.type("mine")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("#categories button[title='Show or hide mine']")
-    # What the page does to learn of names that are taken leaves the group that was made.
+    # Learning that a name is taken keeps the group that was made.
     page.tab.keyboard.press("g")
     page.tab.keyboard.press("Enter")
     page.tab.keyboard.type("mine")
@@ -546,7 +552,7 @@ def test_a_page_that_is_a_file_makes_gifs_and_groups(
 
 
 def test_names_are_not_loaded_before_they_are_needed(browser: Any, folder: Path) -> None:
-    """Of very many points names are more than all else: a page must fetch of the points' file only what it colours by."""
+    """With very many points, names outweigh all else: of the points' file, a page must fetch only what it colors by."""
     with Server(folder) as server:
         page = Page(browser, server.url)
         asked: list[str] = []
@@ -575,7 +581,9 @@ def test_what_cannot_be_exported_is_explained(tmp_path: Path, monkeypatch: pytes
 def test_samples_are_shown_while_very_many_points_move(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Playing must not fetch whole frames, and say that it shows a sample; at rest all points must be there and right."""
+    """Playing must not fetch whole frames, and must say that it shows a sample; at rest all points must be there and
+    right.
+    """
     monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)
     monkeypatch.setattr(_write, "_SAMPLE_POINTS", 2_000)
     rng = np.random.default_rng(0)
@@ -598,7 +606,7 @@ def test_samples_are_shown_while_very_many_points_move(
         wholes = page.get(here.format("cache"))
         assert 11 in wholes and len(wholes) <= 3, wholes
         assert page.get(here.format("shown.samples")) == list(range(12))
-        # Between two frames at rest both are whole; a point of no sample is where it is.
+        # At rest between two frames, both are whole; a point outside all samples is where it belongs.
         page.tab.locator("#scrub").fill("4.5")
         page.settled()
         reader = FrameReader(tmp_path / "many")

@@ -18,7 +18,7 @@ browser = browsed.browser
 def test_all_marked_points_are_drawn_however_many_and_what_is_not_followed_is_said(
     browser: Any, tmp_path: Path, size: dict[str, Any]
 ) -> None:
-    """Of more than fifty marked points the rest were dropped in silence, as they were drawn with the ways."""
+    """Beyond fifty marked points, the rest were dropped silently, because they were drawn with the ways."""
     rng = np.random.default_rng(0)
     ids = [f"p{number}" for number in range(200)]
     marked = dict.fromkeys(ids[:120], "star")
@@ -35,12 +35,12 @@ def test_all_marked_points_are_drawn_however_many_and_what_is_not_followed_is_sa
             x, y = page.spot(f"p{row}")
             assert (page.over(x, y, 3)[:, 3] == 255).all(), row
         assert filled(page) == 120
-        # Who is chosen at once, with a link, is told of those that are not.
+        # A reader whose link chooses many points at once learns which ones are not followed.
         page.get(f"location.hash = '{'&'.join(f'point=p{number}' for number in range(60))}'")
         page.tab.wait_for_selector("#notice:has-text('At most 50 points can be followed at once: 10 of 60 left out.')")
         assert page.get("tidemill.chosen.rows.length") == 50
         page.tab.keyboard.press("Escape")
-        # The glyph of a point whose group is hidden goes with it.
+        # Hiding a point's group hides its glyph too.
         page.panel("legend")
         page.tab.click("button[title='Show or hide 0']")
         page.settled()
@@ -49,7 +49,7 @@ def test_all_marked_points_are_drawn_however_many_and_what_is_not_followed_is_sa
 
 
 def filled(page: Page) -> int:
-    """How many shapes are filled over the points: without ways and lasso these are the glyphs."""
+    """How many shapes are filled over the points: without ways and lasso, these are the glyphs."""
     number: int = page.get(
         "(() => { let filled = 0; const c = document.querySelector('#overlay').getContext('2d'), fill = c.fill;"
         "c.fill = function () { filled++; return fill.call(this) }; tidemill.drawOver(); delete c.fill; return filled })()"
@@ -73,12 +73,12 @@ def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
         texts = [page.tab.inner_text(f"#heat-{end}") for end in ("up-low", "up-high", "right-low", "right-high")]
         assert texts == ["0", "2.5", "0", "5"]
         page.picture("heat-map")
-        # The line ends in the middle of the upper edge: the original distances go on where the projected ones end.
+        # The line ends in the middle of the upper edge: the original distances continue where the projected ones end.
         picture, line = (page.tab.locator(f"#heat-{what}").bounding_box() for what in ("picture", "equal"))
         assert picture is not None and line is not None
         assert abs(line["width"] - picture["width"] / 2) < 2 and abs(line["height"] - picture["height"]) < 2
         assert abs(line["x"] - picture["x"]) < 2
-        # The histogram stands over the map, and its bars over the columns that they count.
+        # The histogram is above the map, and its bars above the columns that they count.
         strip = page.tab.locator("#heat-bars").bounding_box()
         assert strip is not None
         assert abs(strip["x"] - picture["x"]) < 2 and abs(strip["width"] - picture["width"]) < 3
@@ -90,7 +90,7 @@ def test_the_heat_map_has_numbers_and_a_line_where_both_are_the_same(
 
 
 def test_on_a_phone_the_heat_map_and_the_legend_are_not_open_at_once(browser: Any, tmp_path: Path) -> None:
-    """The map lay over the legend, and hid names of groups and what its sliders are for."""
+    """The map covered the legend, hiding the names of groups and of the sliders."""
     with FrameWriter(tmp_path / "map") as writer:
         writer.write_frame([[0, 0, 0], [1, 1, 1]], groups={"kind": ["a", "b"]}, heat_map=np.eye(3))
     with Server(tmp_path / "map") as server:
@@ -109,7 +109,7 @@ def test_on_a_phone_the_heat_map_and_the_legend_are_not_open_at_once(browser: An
                     "heat": str(page.tab.is_visible("#heat-map")).lower(),
                     "legend-toggle": str(page.tab.is_visible("#legend")).lower(),
                 }
-            # A window that had both, and is as narrow as a phone then.
+            # A window that showed both, and then became as narrow as a phone.
             page.tab.set_viewport_size({"width": 390, "height": 844})
             page.tab.wait_for_selector("#heat-map", state="hidden")
             assert page.tab.is_visible("#legend")
@@ -119,7 +119,7 @@ def test_on_a_phone_the_heat_map_and_the_legend_are_not_open_at_once(browser: An
 @browsed.AXE_NEEDED
 @browsed.SIZES
 def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, size: dict[str, Any]) -> None:
-    """Of six figures the last two could not be seen, and nothing said that there are more."""
+    """The last two of six figures were out of sight, and nothing said that there were more."""
     with FrameWriter(tmp_path / "map") as writer:
         for frame in range(5):
             metrics = {f"figure {number}": float(number + frame) for number in range(6)}
@@ -139,12 +139,15 @@ def test_readers_choose_which_figures_they_see(browser: Any, tmp_path: Path, siz
         page.close()
 
 
-#: Run as a script, or taken for an element, it would set a mark; whatever ends an attribute, an element or a text is in it.
+#: Run as a script, or parsed as an element, this would set a mark; it has everything that ends an attribute, an element
+#: or a text.
 EVIL = "\"'`</script></title><img src=x onerror=window.evil=1><script>window.evil=1</script>${window.evil=1}"
 
 
 def test_names_are_texts_and_never_elements(browser: Any, tmp_path: Path) -> None:
-    """Names come from whoever made the data, and the page has a token: a script in one could do all that its reader can."""
+    """Names come from whoever made the data, and the page has a token: a script in a name could do all that its reader
+    can.
+    """
 
     def looked_at(url: str, about: str) -> None:
         page = Page(browser, url)
@@ -182,7 +185,7 @@ def test_names_are_texts_and_never_elements(browser: Any, tmp_path: Path) -> Non
         looked_at(server.url, "<title>")
     export_html(tmp_path / "evil", tmp_path / "evil.html")
     looked_at(f"file://{tmp_path / 'evil.html'}", "data-file")
-    # A library says of a plot what was written about it.
+    # A library shows what was written about a plot.
     library = Library(tmp_path / "library")
     library.add(tmp_path / "evil", title=EVIL, description=EVIL, tags=[EVIL[:60]], collection=EVIL[:60])
     with Server(library) as server:

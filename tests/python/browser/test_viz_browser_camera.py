@@ -22,9 +22,9 @@ browser = browsed.browser
 folder = browsed.market(points=200, frames=3)
 server = browsed.server
 
-#: Where on the canvas drags begin: no panel is there.
+#: Where drags on the canvas begin: no panel is there.
 MIDDLE = (500.0, 380.0)
-#: What the shader makes of a colour in the middle of a point.
+#: What the shader makes of a color in the middle of a point.
 LIGHT = 0.94
 
 
@@ -37,14 +37,14 @@ def page(browser: Any, server: Server) -> Iterator[Page]:
 
 
 def looked(page: Page) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """From where, relative to what is looked at, and what that is; once all is at rest."""
+    """The camera's place relative to its target, and the target, once all is at rest."""
     page.settled()
     state = np.array(page.get("tidemill.view().camera"))
     return state[:3] - state[3:], state[3:]
 
 
 def angles(away: NDArray[np.float64]) -> tuple[float, float]:
-    """Around the upright axis, and down from it, in degrees."""
+    """Around the vertical axis, and down from it, in degrees."""
     x, y, z = away
     return float(np.degrees(np.arctan2(x, z))), float(np.degrees(np.arccos(y / np.linalg.norm(away))))
 
@@ -58,7 +58,7 @@ def drag(page: Page, by: tuple[float, float], button: Any = "left") -> None:
 
 
 def zoomed(page: Page, wheel: float) -> float:
-    """Turn the wheel, and tell how far away the camera is then. The browser scrolls when it comes to it."""
+    """Turn the wheel, and return how far away the camera is then. The browser scrolls in its own time."""
     before = page.get("JSON.stringify(tidemill.view().camera)")
     page.tab.mouse.move(*MIDDLE)
     page.tab.mouse.wheel(0, wheel)
@@ -67,7 +67,7 @@ def zoomed(page: Page, wheel: float) -> float:
 
 
 def middle_of_the_box(page: Page) -> NDArray[np.float64]:
-    """Where it is on the screen."""
+    """Its place on the screen."""
     page.settled()
     m, width, height = page.get(
         "(() => { const { matrix, width, height } = tidemill.scene.screen(); return [[...matrix], width, height] })()"
@@ -76,14 +76,14 @@ def middle_of_the_box(page: Page) -> NDArray[np.float64]:
 
 
 def pixels(page: Page) -> NDArray[np.int_]:
-    """The colours of the points' canvas: height, width, 3."""
+    """The colors of the points' canvas: height, width, 3."""
     page.settled()
     data = page.get("document.querySelector('#points').toDataURL('image/png')").partition(",")[2]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
 
 
 def well_coloured(page: Page) -> float:
-    """How many of the points have on the screen the colour that the page says, as a part of all; others may lie before some."""
+    """The fraction of the points that have, on the screen, the color that the page says; others may cover some."""
     picture = pixels(page)
     told = page.get(
         "[...Array(tidemill.slots.points).keys()].filter((row) => tidemill.seen.spotOf(row)).map((row) => {"
@@ -100,7 +100,7 @@ def swatches(page: Page) -> list[str]:
 
 
 def test_a_drag_turns(page: Page) -> None:
-    """Once around for a way as long as the page is high, and neither nearer nor aside; no point is chosen by it."""
+    """A drag as long as the page is high turns once around, without zooming or panning; it chooses no point."""
     away, target = looked(page)
     drag(page, (90, -60))
     turned, same = looked(page)
@@ -128,7 +128,7 @@ def test_the_wheel_zooms(page: Page) -> None:
 
 
 def test_a_drag_with_the_right_button_moves(page: Page) -> None:
-    """What is seen must go with the pointer, and not be turned."""
+    """The view must follow the pointer, and not turn."""
     away, target = looked(page)
     before = middle_of_the_box(page)
     drag(page, (120, 70), button="right")
@@ -194,7 +194,7 @@ def cover(page: Page, element: str) -> tuple[float, float, float, float]:
 
 @pytest.fixture
 def flat(tmp_path: Path) -> Iterator[Server]:
-    """Frames of a flat plot, with a heat map, as long as they are wide: nothing of the box is far away, and so small."""
+    """Frames of a flat plot with a heat map, as long as they are wide: no part of the box is far away, and so small."""
     with FrameWriter(tmp_path / "flat", title="A flat plot with a long name") as writer:
         for _ in range(2):
             where = np.random.default_rng(0).uniform(-1, 1, (100, 2)) * [3, 2]
@@ -205,7 +205,7 @@ def flat(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize(("width", "height"), [(900, 600), (1280, 800), (700, 375)])
 def test_at_first_nothing_covers_the_box(browser: Any, flat: Server, width: int, height: int) -> None:
-    """Nor after panels have been opened and closed; who has looked around keeps the view."""
+    """Nor after panels have been opened and closed; a reader who has looked around keeps the view."""
     page = Page(browser, flat.url, width, height)
     for _ in range(2):
         spots = corners(page)
@@ -213,11 +213,11 @@ def test_at_first_nothing_covers_the_box(browser: Any, flat: Server, width: int,
         assert ((spots[:, 0] > right + 30) | (spots[:, 1] > bottom + 15)).all()
         left, _, _, bottom = cover(page, "#tools")
         assert ((spots[:, 0] < left) | (spots[:, 1] > bottom)).all()
-        # Below the box stand the numbers of its axes.
+        # The numbers of the axes are below the box.
         assert (spots[:, 1] < cover(page, "#timeline")[1] - 24).all()
         if page.tab.is_visible("#legend"):
             assert (spots[:, 0] < cover(page, "#legend")[0]).all()
-        # It is no smaller than it has to be.
+        # It is no smaller than necessary.
         assert np.ptp(spots[:, 1]) > 0.3 * height
         page.picture(f"flat-{width}-{page.tab.is_visible('#legend')}")
         if height > 400:
@@ -230,7 +230,7 @@ def test_at_first_nothing_covers_the_box(browser: Any, flat: Server, width: int,
 
 
 def test_on_an_upright_tablet_the_box_has_the_room_below_the_legend(browser: Any, tmp_path: Path) -> None:
-    """It kept to the column beside the legend, half of the screen, and left the rest empty."""
+    """The box kept to the column beside the legend, half of the screen, and left the rest empty."""
     rng = np.random.default_rng(0)
     sectors = np.array([f"sector {number}" for number in range(12)])[rng.integers(12, size=300)]
     sides = np.where(np.arange(300) % 2, "left", "right")
@@ -248,7 +248,7 @@ def test_on_an_upright_tablet_the_box_has_the_room_below_the_legend(browser: Any
             assert (spots[:, 1] < cover(page, "#timeline")[1] - 24).all()
             wide.append(np.ptp(spots[:, 0]))
             page.picture(f"upright-{grouping}")
-        # Of a shorter legend more is left.
+        # A shorter legend leaves more room.
         assert 440 < wide[0] < wide[1] - 80
         page.close()
 
@@ -257,7 +257,7 @@ def test_on_an_upright_tablet_the_box_has_the_room_below_the_legend(browser: Any
 def test_all_axes_have_their_names_and_both_of_their_ends(
     browser: Any, server: Server, width: int, height: int
 ) -> None:
-    """Where two axes ended in one corner, or beside the edge of the screen, one of the numbers was left out."""
+    """Where two axes ended in one corner, or at the edge of the screen, one of the numbers was missing."""
     page = Page(browser, server.url, width, height)
     page.get("tidemill.chosen.choose([])")
     page.settled()
@@ -286,7 +286,7 @@ def test_the_heat_map_leaves_room_on_a_phone_that_lies(browser: Any, flat: Serve
 
 
 def test_the_list_of_keys_begins_at_its_begin(browser: Any, server: Server) -> None:
-    """On a screen that has no room for all of it; and it can be scrolled by keys."""
+    """On a screen too small for all of it; keys can scroll it."""
     page = Page(browser, server.url, **{**PHONE, "width": 375, "height": 500})
     page.tab.tap("#help")
     page.tab.wait_for_selector("#keys[open]")
@@ -301,7 +301,7 @@ def test_the_list_of_keys_begins_at_its_begin(browser: Any, server: Server) -> N
 
 
 def test_a_link_shows_the_same_on_another_screen(browser: Any, flat: Server) -> None:
-    """A camera that is as far away as on a wide screen sees only the middle of it on a narrow one."""
+    """A camera at the distance for a wide screen sees only the middle on a narrow one."""
     wide = Page(browser, flat.url, 1280, 800)
     wide.tab.keyboard.press("ArrowLeft")
     wide.settled()
@@ -316,7 +316,7 @@ def test_a_link_shows_the_same_on_another_screen(browser: Any, flat: Server) -> 
     assert (spots[:, 1] > cover(narrow, "#search")[3]).all() and (spots[:, 1] < cover(narrow, "#timeline")[1]).all()
     narrow.picture("link-from-desktop")
     narrow.close()
-    # A link of before says nothing of the screen that it is of.
+    # An older link does not say which screen it comes from.
     old = Page(browser, re.sub("&fit=[^&]*", "", link), 375, 700)
     np.testing.assert_allclose(old.get("tidemill.view().camera"), camera, atol=2e-3)
     old.close()
@@ -334,7 +334,7 @@ def test_size_and_opacity_change_the_picture(page: Page) -> None:
     inked = np.ptp(opaque, axis=2) > 60
     page.tab.locator("#opacity").fill("0.2")
     pale = pixels(page)
-    # What is seen through is nearer to the page behind it, which has hardly a colour.
+    # A transparent point is closer to the page behind it, which has hardly any color.
     assert np.ptp(pale[inked], axis=1).mean() < 0.6 * np.ptp(opaque[inked], axis=1).mean()
     page.picture("seen-through")
     page.tab.locator("#opacity").fill("1")
@@ -343,12 +343,12 @@ def test_size_and_opacity_change_the_picture(page: Page) -> None:
 
 
 def test_a_scheme_changes_colours(page: Page) -> None:
-    """In the legend and of the points themselves, and of both alike."""
+    """Both the legend's colors and the points', in the same way."""
     before, first = swatches(page), pixels(page)
     assert well_coloured(page) > 0.7
     page.tab.select_option("#scheme", "Tableau")
     after = swatches(page)
-    # The last are the points of no sector, grey in all schemes.
+    # The last are the points without a sector, gray in all schemes.
     assert len(before) > 5 and all(a != b for a, b in zip(before[:-1], after[:-1], strict=True))
     painted = page.get(
         "[...document.querySelectorAll('#categories .swatch')].map((swatch) => getComputedStyle(swatch).backgroundColor)"
@@ -379,7 +379,9 @@ def test_a_ramp_changes_colours(page: Page) -> None:
 
 
 def test_a_value_of_few_large_numbers_has_many_colours(browser: Any, tmp_path: Path) -> None:
-    """As capital has: a few points a hundred times as large as most left these one colour, and the legend did not say so."""
+    """As capital has: a few points a hundred times as large as most left most in one color, and the legend did not say
+    so.
+    """
     rng = np.random.default_rng(0)
     with FrameWriter(tmp_path / "few") as writer:
         writer.write_frame(rng.normal(size=(500, 3)), values={"capital": np.append(rng.lognormal(18, 1.5, 499), 0)})
@@ -394,10 +396,11 @@ def test_a_value_of_few_large_numbers_has_many_colours(browser: Any, tmp_path: P
 
 
 def test_between_two_frames_page_and_picture_agree(browser: Any, tmp_path: Path) -> None:
-    """At rest nearer to the second frame, its time must not stand beside the count of the first, nor glyphs have another colour than
-    their points."""
+    """At rest closer to the second frame, its time must not appear beside the count of the first, nor glyphs in another
+    color than their points.
+    """
     grid = np.stack([*np.meshgrid(range(5), range(5)), np.zeros((5, 5))], axis=-1).reshape(25, 3)
-    # Two at the corners of the box, so that its lines lie before none of the others.
+    # Two points at the corners of the box, so that its lines cover none of the others.
     where = np.concatenate([[[-1, -1, -1], [5, 5, 1]], grid])
     height = np.linspace(0, 1, 27)
     with FrameWriter(tmp_path / "grid") as writer:
@@ -415,7 +418,7 @@ def test_between_two_frames_page_and_picture_agree(browser: Any, tmp_path: Path)
 
 
 def test_points_that_hardly_differ_are_drawn(browser: Any, tmp_path: Path) -> None:
-    """So near to each other that one divided by that is infinite: the page was empty, and said nothing."""
+    """So close to each other that dividing by their extent gives infinity: the page was empty, without an explanation."""
     with FrameWriter(tmp_path / "near") as writer:
         writer.write_frame(1e-310 * np.eye(3))
     with Server(tmp_path / "near", token=TOKEN) as server:

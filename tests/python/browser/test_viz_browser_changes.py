@@ -1,4 +1,6 @@
-"""What changes while a page is open: frames that are written anew, a server that goes and comes, groups that others make."""
+"""What changes while a page is open: frames that are rewritten, a server that goes away and comes back, groups that
+others make.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ server = browsed.server
 def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     browser: Any, server: Server, folder: Path
 ) -> None:
-    """Old and new files have the same names: a page that went on would show points where none are, without a word."""
+    """Old and new files have the same names: a page that went on would silently show points where none are."""
     page = Page(browser, server.url)
     page.tab.locator("#scrub").fill("3")
     page.tab.select_option("#colour", "capital")
     page.settled()
     page.get("window.old = true")
-    # More bytes than before, so that the length of the index tells nothing.
+    # More bytes than before, so that the length of the index reveals nothing.
     write_market(folder, points=150, frames=9, seed=7)
     page.until("() => !window.old && window.tidemill?.frames === 9")
     page.tab.wait_for_selector("#notice:has-text('The frames were written anew')")
     page.settled()
-    # The view is that of before.
+    # The view has stayed.
     assert page.get("[tidemill.playback.position, tidemill.colouring.name]") == [3, "capital"]
     reader = FrameReader(folder)
     here = page.get("tidemill.chosen.choose([3, 5]), 0")
@@ -43,7 +45,7 @@ def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     places = page.get("[...tidemill.chosen.trails.places].map(x => Number.isNaN(x) ? null : x)")
     np.testing.assert_allclose(np.array(places, float).reshape(9, 2, 3), reader.trajectories([3, 5]), atol=1e-5)
     assert here == 0 and page.get("tidemill.dataset.points") == reader.points
-    # It was said once, and is not said again to whoever loads the page himself.
+    # The page said so once, and does not repeat it after a manual reload.
     page.tab.reload()
     page.settled()
     assert page.tab.is_hidden("#notice")
@@ -51,12 +53,12 @@ def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
 
 
 def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_path: Path) -> None:
-    """As it does for a page that loads again while frames are being written: without colours and glyphs it would look like another."""
+    """As for a page that reloads while frames are being written: without colors and glyphs it would look like another."""
     with FrameWriter(tmp_path / "map", glyphs={"b": "star"}) as writer, Server(tmp_path / "map") as server:
         page = Page(browser, server.url, wait=False)
         page.tab.wait_for_selector("#blank:has-text('There is no frame yet')")
         writer.write_frame([[1, 2, 3], [3, 2, 1]], ids=["a", "b"], groups={"kind": ["x", "y"]})
-        # The page says that there is nothing before its program has come as far as to be asked.
+        # The page says that there is nothing before its program is ready for questions.
         page.until("() => window.tidemill !== undefined")
         page.until("() => tidemill.chosen.marked.join() === '1' && tidemill.chosen.rows.join() === '1'")
         page.settled()
@@ -65,7 +67,7 @@ def test_the_first_frame_may_come_later_with_groups_and_marks(browser: Any, tmp_
 
 
 def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, folder: Path) -> None:
-    """A notice that goes away after some seconds leaves a page that looks as if nothing were new."""
+    """A notice that disappears after some seconds leaves a page that looks as if nothing were new."""
     with Server(folder, token=TOKEN) as server:
         page = Page(browser, server.url)
         port = server._http.server_address[1]
@@ -80,7 +82,7 @@ def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, fold
 
 
 def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder: Path) -> None:
-    """A page has connections that stay open, and a question for news that waits."""
+    """A page keeps connections open, and a request that waits for news."""
     running = launched.start("view", folder, "--token", TOKEN)
     assert running.stdout is not None
     page = Page(browser, running.stdout.readline().decode().split()[-1])
@@ -93,7 +95,7 @@ def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder
 
 
 def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Server, folder: Path) -> None:
-    """Once failed was failed for good: the frame stayed empty until the page was loaded again."""
+    """A frame that failed once failed for good: it stayed empty until the page was reloaded."""
     page = Page(browser, server.url, wait=False)
     lost: list[str] = []
 
@@ -113,7 +115,7 @@ def test_a_frame_that_was_lost_on_the_way_comes_later(browser: Any, server: Serv
 
 
 def test_what_somebody_has_gone_down_to_outlives_a_late_answer(browser: Any, server: Server) -> None:
-    """The first of those that a later key has found took its place, and Enter chose that one."""
+    """The first match of a later keystroke took its place, and Enter chose that one."""
     page = Page(browser, server.url)
     page.tab.fill("#query", "te")
     page.tab.wait_for_selector("#found-1")
@@ -134,7 +136,7 @@ def test_what_somebody_has_gone_down_to_outlives_a_late_answer(browser: Any, ser
 
 
 def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server, folder: Path) -> None:
-    """Each page knows the groups of when it was opened: what it saves must not be all that there are then."""
+    """Each page knows the groups from when it was opened: saving must not overwrite all the others."""
     one, two = Page(browser, server.url), Page(browser, server.url)
     for page, name, row in ((one, "first / of two", 1), (two, "second", 2), (one, "third?", 3)):
         page.tab.keyboard.press("Escape")
@@ -156,7 +158,7 @@ def test_groups_of_two_pages_do_not_lose_each_other(browser: Any, server: Server
 
 
 def test_a_name_that_is_taken_replaces_no_group_without_asking(browser: Any, server: Server, folder: Path) -> None:
-    """Groups are all readers': the one that is lost may be somebody else's, made since the page was opened."""
+    """All readers share the groups: the one replaced may be somebody else's, made after the page was opened."""
 
     def saved() -> dict[str, list[int]]:
         return {group["name"]: group["rows"] for group in json.loads((folder / "selections.json").read_text())}
@@ -175,7 +177,7 @@ def test_a_name_that_is_taken_replaces_no_group_without_asking(browser: Any, ser
     name(two, 2)
     two.tab.wait_for_selector("#same-name:has-text('It has 1 point')")
     two.picture("same-name")
-    # Who gives that up is asked for another name, and may keep the one that was typed.
+    # A reader who declines is asked for another name, and may keep the one typed.
     two.tab.click("#same-name button[value=cancel]")
     two.until("() => document.querySelector('#group-name')?.value === 'mine'")
     two.tab.keyboard.press("Enter")
@@ -192,7 +194,7 @@ def test_a_name_that_is_taken_replaces_no_group_without_asking(browser: Any, ser
 
 
 def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> Path:
-    """Frames of many points, of which a page first gets a sample."""
+    """Frames of many points, of which a page fetches a sample first."""
     monkeypatch.setattr(_write, "SAMPLE_FROM", 10_000)
     monkeypatch.setattr(_write, "_SAMPLE_POINTS", 2_000)
     with FrameWriter(folder / "many") as writer:
@@ -204,7 +206,7 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> Path:
 def test_a_lasso_has_all_points_in_it_where_only_a_sample_has_come(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group of what happened to be there already is a wrong one, and nothing says so."""
+    """A group of whatever happened to be loaded is wrong, and nothing says so."""
     with Server(sampled(tmp_path, monkeypatch, frames=2)) as server:
         page = Page(browser, server.url, wait=False, hold="**/files/frame-*")
         page.until("() => window.tidemill?.drawn().drawn > 0 && tidemill.shown.available() < 40000")

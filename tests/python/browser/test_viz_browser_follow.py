@@ -31,7 +31,9 @@ def rows(number: int) -> list[str]:
 
 
 class Followed:
-    """A file of prices that grows, followed by the command. A day is over when one row of the next has come, and never before."""
+    """A growing file of prices that the command follows. A day is over once a row of the next has come, and never
+    before.
+    """
 
     def __init__(self, folder: Path, workers: int, days: int) -> None:
         self.file, self.out = folder / "prices.csv", folder / "out"
@@ -65,14 +67,14 @@ class Followed:
 
 @pytest.fixture(params=[1, 2], ids=["1 worker", "2 workers"])
 def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Followed]:
-    # The last day is still open, and so one less than there are.
+    # The last day is still open, so there is one fewer.
     followed = Followed(tmp_path, request.param, days=WINDOW + 3)
     yield followed
     followed.end()
 
 
 def shows(page: Page, frames: int, last: str) -> None:
-    """Wait until the page has so many frames, and is at the last of them, which it has gone to by itself."""
+    """Wait until the page has so many frames, and is at the last of them, having gone there by itself."""
     page.until(f"() => tidemill.frames === {frames}")
     page.until(f"() => tidemill.playback.position === {frames - 1} && !tidemill.playback.playing")
     page.settled()
@@ -82,7 +84,7 @@ def shows(page: Page, frames: int, last: str) -> None:
 
 
 def test_days_that_come_are_frames_of_the_open_page(browser: Any, followed: Followed) -> None:
-    """A day must appear where time is dragged and played, once it is whole, and to whoever comes later too."""
+    """A day must appear where a reader drags and plays time, once it is whole, and for later readers too."""
     page = Page(browser, followed.url)
     page.until("() => tidemill.frames === 3")
     assert page.get("scrub.max") == "2"
@@ -92,7 +94,7 @@ def test_days_that_come_are_frames_of_the_open_page(browser: Any, followed: Foll
     followed.add(1)
     shows(page, 4, day(WINDOW + 2))
 
-    # A day in two pieces, the first of which ends within a row: it is no frame before the next day has begun.
+    # A day in two pieces, the first of which ends within a row: it becomes a frame only once the next day has begun.
     text = "".join(rows(followed.days))
     cut = len(text) // 2 + 3
     assert text[cut - 1] != "\n"
@@ -106,7 +108,7 @@ def test_days_that_come_are_frames_of_the_open_page(browser: Any, followed: Foll
     change = PRICES[WINDOW + 4] / PRICES[5] - 1
     np.testing.assert_allclose(reader[5].values["change in %"], 100 * change, atol=0.02)
 
-    # All of it plays, those that have come as those that were there.
+    # Everything plays, new frames as well as old.
     seen = (
         "new Promise(done => { const seen = []; tidemill.set({ ...tidemill.playback, position: 0, framesPerS: 4, playing: true });"
         "const look = () => { seen.push(tidemill.loaded[0]); tidemill.playback.playing ? requestAnimationFrame(look) : done([...new Set(seen)]) };"
@@ -117,7 +119,7 @@ def test_days_that_come_are_frames_of_the_open_page(browser: Any, followed: Foll
     page.picture("followed")
     page.close()
 
-    # Nobody looks, and then somebody does again.
+    # Nobody looks for a while; then somebody does again.
     followed.add(2)
     launched.wait_until(lambda: reader.refresh() == 8, "the frames that nobody looks at")
     page = Page(browser, followed.url)

@@ -28,14 +28,14 @@ def page(browser: Any, server: Server) -> Iterator[Page]:
 
 
 def looked(page: Page) -> tuple[Any, Any]:
-    """From where, relative to what is looked at, and what that is; once all is at rest."""
+    """The camera's place relative to its target, and the target, once all is at rest."""
     page.settled()
     state = np.array(page.get("tidemill.view().camera"))
     return state[:3] - state[3:], state[3:]
 
 
 def drag(page: Page, *ways: tuple[tuple[float, float], tuple[float, float]]) -> None:
-    """Each finger goes from one place to another."""
+    """Move each finger from one place to another."""
     page.touch("Start", *(begin for begin, _ in ways))
     for part in (0.25, 0.5, 0.75, 1.0):
         page.touch("Move", *((a + (c - a) * part, b + (d - b) * part) for (a, b), (c, d) in ways))
@@ -43,19 +43,19 @@ def drag(page: Page, *ways: tuple[tuple[float, float], tuple[float, float]]) -> 
 
 
 def test_fingers_turn_zoom_and_move(page: Page) -> None:
-    """Nor may any of that choose a point."""
+    """None of that may choose a point."""
     away, target = looked(page)
     drag(page, ((120, 400), (260, 420)))
     turned, same = looked(page)
     np.testing.assert_allclose(np.linalg.norm(turned), np.linalg.norm(away), rtol=1e-6)
     np.testing.assert_allclose(same, target, atol=1e-9)
     assert np.linalg.norm(turned - away) > 0.3
-    # Two fingers that part come nearer.
+    # Spreading two fingers zooms in.
     drag(page, ((180, 400), (90, 400)), ((210, 400), (300, 400)))
     nearer, _ = looked(page)
     assert np.linalg.norm(nearer) < 0.6 * np.linalg.norm(turned)
     drag(page, ((90, 400), (180, 400)), ((300, 400), (210, 400)))
-    # Side by side they push what is seen.
+    # Moving side by side, they pan.
     before, target = looked(page)
     drag(page, ((150, 350), (150, 450)), ((230, 350), (230, 450)))
     after, moved = looked(page)
@@ -73,7 +73,7 @@ def test_a_finger_draws_a_lasso_and_a_second_one_gives_it_up(page: Page, folder:
     page.touch("Start", circle()[0])
     for at in circle()[1:10]:
         page.touch("Move", at)
-    # The browser puts moves together that come faster than pictures.
+    # The browser merges moves that come faster than frames.
     page.until("() => tidemill.over.lasso.length >= 6")
     assert (page.over(*page.get("tidemill.over.lasso.slice(4, 6)"), 3)[:, 3] > 0).any()
     page.touch("Start", circle()[9], (20, 500))

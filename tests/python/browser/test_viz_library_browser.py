@@ -64,7 +64,7 @@ def upload(page: Page, *files: tuple[str, bytes]) -> None:
 def test_uploads_are_taken_in_found_and_described(
     browser: Any, url: str, library: Library, size: dict[str, Any]
 ) -> None:
-    """The way of a plot through the page; a bad file is explained in the dialog, and the next one goes through."""
+    """A plot's way through the page; the dialog explains a bad file, and the next one goes through."""
     page = Page(browser, url, wait=False, **size)
     page.tab.wait_for_selector("text=No plots yet")
     upload(page, ("bad.txt", b"0 0 0 0 1\n1 2 3\n"))
@@ -110,7 +110,9 @@ def test_uploads_are_taken_in_found_and_described(
 def test_a_version_is_saved_and_opened_again(
     browser: Any, url: str, library: Library, plot: str, size: dict[str, Any]
 ) -> None:
-    """Colours, names, what is hidden, groups, glyphs and the view must all come back, and the original be as it was."""
+    """Colors, names, what is hidden, groups, glyphs and the view must all come back, and the original must stay as it
+    was.
+    """
     page = Page(browser, url, wait=False, **size)
     page.tab.click("#plots .title")
     page.settled()
@@ -162,7 +164,7 @@ def test_a_version_is_saved_and_opened_again(
     page.panel("legend")
     page.tab.select_option("#colour", "my groups")
     assert page.get("tidemill.categories()[0].name") == "mine"
-    # A change that is saved on top of it is the only one in its log.
+    # A change saved on top of it is the only one in its log.
     page.tab.select_option("#colour", "sector")
     page.tab.click("button[title='Show or hide Utilities']")
     page.panel("about")
@@ -185,7 +187,9 @@ def test_a_version_is_saved_and_opened_again(
 def test_a_version_is_renamed_and_deleted(
     browser: Any, url: str, library: Library, plot: str, size: dict[str, Any]
 ) -> None:
-    """Of the one that is shown, too: the page goes back to what it was built on, and what its reader had changed since is not lost."""
+    """This includes the version shown: the page goes back to what it was built on, and keeps what its reader had
+    changed since.
+    """
     energy = {"set": "name", "grouping": "sector", "category": "Energy"}
     for parent, name in enumerate(["Oil", "Gas", "Wind"]):
         library.save_version(plot, name, [{**energy, "value": name}], parent=parent, author="Ada")
@@ -204,10 +208,10 @@ def test_a_version_is_renamed_and_deleted(
     page.tab.click("button[title='Edit version Wind']")
     page.tab.click("#edit-version button.danger")
     page.tab.wait_for_selector("#versions [aria-current=true]:has-text('Gas')")
-    # The list is fetched anew after that.
+    # The page then fetches the list again.
     page.tab.locator("#versions li").nth(3).wait_for(state="detached")
     assert page.get(title) == "Gas" and page.tab.locator("#versions li").count() == 3
-    # With something unsaved.
+    # With an unsaved change.
     page.get("tidemill.groups.save('mine', [0, 3])")
     page.tab.click("button[title='Edit version Gas']")
     page.tab.click("#edit-version button.danger")
@@ -222,7 +226,9 @@ def test_a_version_is_renamed_and_deleted(
 
 
 def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: Library, plot: str) -> None:
-    """Whoever has changed something is asked before another version takes its place, and before the page is left; nobody else is."""
+    """A reader who has changed something is asked before another version takes its place, and before leaving the page;
+    nobody else is.
+    """
     library.save_version(plot, "Starry", [{"set": "glyph", "point": "TE000", "value": "star"}])
     page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
     leaving: list[str] = []
@@ -240,7 +246,7 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
     def shown(name: str) -> None:
         page.tab.wait_for_selector(f"#versions [aria-current=true]:has-text('{name}')")
 
-    # Who has only looked around has nothing to lose.
+    # A reader who has only looked around has nothing to lose.
     page.tab.keyboard.press("+")
     show("original")
     shown("original")
@@ -255,11 +261,11 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
     page.tab.wait_for_selector("#drop-changes", state="detached")
     assert page.get("tidemill.dataset.selections.map(({ name }) => name)") == ["mine"]
     shown("Starry")
-    # The browser itself asks whoever leaves.
+    # The browser itself asks a reader who leaves.
     with page.tab.expect_event("dialog"):
         page.tab.click("#back")
     assert leaving == ["beforeunload"] and page.tab.url.split("?")[0].endswith(plot)
-    # What is saved can be left; so can what was given up.
+    # Saved changes can be left behind; so can discarded ones.
     page.tab.fill("#version-name", "Mine")
     page.tab.click("#save-version button")
     shown("Mine")
@@ -281,7 +287,7 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
     show("original")
     shown("original")
     page.close()
-    # Who can only look loses no more than groups.
+    # A reader who can only look loses no more than groups.
     page = Page(browser, url.replace("/?", f"/plots/{plot}?").replace(TOKEN, library.share(plot).token or ""))
     page.tab.click("button[title='Show or hide Utilities']")
     page.panel("about")
@@ -294,7 +300,7 @@ def test_nothing_unsaved_is_dropped_in_silence(browser: Any, url: str, library: 
 
 
 def test_a_shared_link_only_shows(browser: Any, command_url: str, library: Library, plot: str) -> None:
-    """Who gets a link must see the plot and nothing to change it with; once withdrawn it says so."""
+    """Whoever gets a link must see the plot without any means to change it; once withdrawn, the link says so."""
     library.save_version(plot, "Only this", [{"set": "glyph", "point": "TE000", "value": "cross"}])
     page = Page(browser, command_url.replace("/?", f"/plots/{plot}?"))
     page.tab.click("#about-toggle")
@@ -328,8 +334,9 @@ def test_a_shared_link_only_shows(browser: Any, command_url: str, library: Libra
 def test_an_exported_plot_has_its_versions(
     browser: Any, library: Library, plot: str, tmp_path: Path, size: dict[str, Any]
 ) -> None:
-    """Versions that are missing in the file, in another order, or built on the wrong one; a control that would change something, or a question to a
-    server that is not there."""
+    """Finds versions that are missing from the file, in another order, or built on the wrong one; a control that would
+    change something; and a request to a server that is not there.
+    """
     grouping = next(iter(FrameReader(library.frames(plot)).categories))
     category = FrameReader(library.frames(plot)).categories[grouping][0]
     about = {"grouping": grouping, "category": category}
@@ -352,7 +359,7 @@ def test_an_exported_plot_has_its_versions(
     asked: list[str] = []
     page.tab.on("request", lambda request: asked.append(request.url))
 
-    # The newest comes first; then the others, each with what is its own.
+    # The newest comes first, then the others, each with its own changes.
     assert page.get("tidemill.colours.edits.colours.size") == 1
     page.panel("about")
     names = page.tab.locator("#versions button span").all_inner_texts()
@@ -374,12 +381,12 @@ def test_an_exported_plot_has_its_versions(
         if name == "Red and named":
             page.until("() => tidemill.playback.position === 3")
             page.picture("exported-versions-named")
-    # It only shows.
+    # The page only shows the plot.
     for control in ("#save-version", "#about-comments", "#make-share", "#back", "#chosen button:not(.follow)"):
         assert not page.tab.locator(control).first.is_visible(), control
     assert [url for url in asked if not url.startswith("blob:")] == []
     page.close()
-    # Which version is asked for can be part of the address.
+    # The address may say which version to show.
     page = Page(browser, (tmp_path / "alone.html").as_uri() + f"?version={first}", **size)
     assert page.get(edits) == [["#ff0000"], [], []]
     page.close()
@@ -396,7 +403,7 @@ def test_what_cannot_be_exported_of_a_library_is_explained(library: Library, plo
 
 
 def test_a_gif_is_recorded(browser: Any, url: str, plot: str, tmp_path: Path) -> None:
-    """The file must be a GIF of several different pictures, of the size that was promised."""
+    """The file must be a GIF of several different pictures, of the promised size."""
     page = Page(browser, url.replace("/?", f"/plots/{plot}?"))
     warnings: list[str] = []
     page.tab.on("console", lambda said: said.type == "warning" and warnings.append(said.text))
@@ -406,7 +413,7 @@ def test_a_gif_is_recorded(browser: Any, url: str, plot: str, tmp_path: Path) ->
     with page.tab.expect_download() as download:
         page.tab.click("#gif")
     download.value.save_as(tmp_path / "a.gif")
-    # Else each picture is read back from the graphics card, which is slow.
+    # Otherwise each picture is read back from the graphics card, which is slow.
     assert not [text for text in warnings if "willReadFrequently" in text]
     page.close()
     picture = Image.open(io.BytesIO((tmp_path / "a.gif").read_bytes()))
@@ -442,7 +449,7 @@ def test_edges_are_drawn_between_points_that_are_shown(
 
 @browsed.AXE_NEEDED
 def test_everybody_can_use_the_library(browser: Any, url: str, plot: str) -> None:
-    """Controls without a name, texts without contrast: in the list, in its dialogs, and beside a plot."""
+    """Finds controls without a name and texts without contrast: in the list, in its dialogs, and beside a plot."""
     page = Page(browser, url, wait=False)
     page.tab.wait_for_selector("#plots .title")
     assert page.accessible() == []

@@ -33,11 +33,11 @@ def test_tiny_run_adds_up_with_every_algorithm(tiny: Path) -> None:
 def test_least_times_by_hand() -> None:
     """Three hosts of 1 MB/s and a vector of 1 MB: one link, and all links together."""
     free = allreduce.Scenario("free", "nothing wrong", (1.0,) * 3, (1.0,) * 3)
-    # 2 MB to add up, 3 MB until the second host has the result, 4 MB until all have it; 3 MB/s.
+    # 2 MB to add up, 3 MB until the second host has the result, 4 MB until all have it, at 3 MB/s.
     assert allreduce.bounds_s(1_000_000, free, 8.0) == pytest.approx([1.0, 1.0, 4 / 3])
-    # Host 1 takes two seconds to receive it; the others not less than all links allow, which now carry 2.5 MB/s.
+    # Host 1 takes two seconds to receive it; the others take at least what all links together allow, now 2.5 MB/s.
     assert allreduce.bounds_s(1_000_000, HALF, 8.0) == pytest.approx([1.0, 1.2, 2.0])
-    # All wait for what host 1 sends, but itself.
+    # All but host 1 itself wait for what it sends.
     out = dataclasses.replace(HALF, incoming=(1.0,) * 3, outgoing=(1.0, 0.25, 1.0))
     assert allreduce.bounds_s(1_000_000, out, 8.0) == pytest.approx([1.0, 4.0, 4.0])
 
@@ -55,7 +55,9 @@ def test_the_same_hosts_are_slow_in_every_run() -> None:
 
 
 def results() -> dict[str, Any]:
-    """Of 3 hosts of 1 MiB/s: the ring takes three seconds for all, trees four and eight, adaptive two for the slow host and one for the others."""
+    """For 3 hosts of 1 MiB/s: the ring takes three seconds for all, trees four and eight, adaptive two for the slow
+    host and one for the others.
+    """
     setting = allreduce.Setting(
         3,
         8.388608,

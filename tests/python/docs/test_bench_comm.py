@@ -11,7 +11,7 @@ from harness import comm, report
 
 @pytest.mark.slow
 def test_tiny_run_measures_every_communicator_point(tiny: Path) -> None:
-    """A worker that fails, hangs or computes something wrong would be in `failures` or leave a point empty."""
+    """A worker that fails, hangs or computes a wrong result would appear in `failures` or leave a point empty."""
     results = benched.results(tiny)
     for configuration in results["comm"]["configurations"]:
         assert configuration["failures"] == {}
@@ -47,7 +47,7 @@ def results(workers: int = 2) -> dict[str, object]:
 
 
 def test_ratio_is_to_the_fastest_peer_by_medians() -> None:
-    """A mean instead of a median would take the one slow round of `bcast` for the rule."""
+    """A mean instead of a median would take one slow round of `bcast` for typical."""
     ratios = report.comm_ratios(results()["configurations"][0])
     assert ratios["bcast 8"] == (pytest.approx(0.5), "mpich")
     assert ratios["allreduce 1048576"] == (pytest.approx(2.0), "openmpi")

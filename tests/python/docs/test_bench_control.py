@@ -14,7 +14,7 @@ from harness import control
 
 @pytest.mark.slow
 def test_tiny_run_of_the_controller(tiny: Path) -> None:
-    """All that was read is taken, static and adaptive; a run that ends early would be in `failures`."""
+    """All rows read are consumed, static and adaptive; a run that ends early would appear in `failures`."""
     path = next(tiny.glob("tiny-*.json"))
     found = json.loads(path.read_text())["control"]
     assert found["failures"] == {} and set(found["cases"]) | set(found["missing"]) == {"keyed", "shuffle"}
@@ -25,13 +25,13 @@ def test_tiny_run_of_the_controller(tiny: Path) -> None:
 
 
 def test_what_links_allow() -> None:
-    """With 8 hosts of 2 MB/s; by hand: what all receive is 7/8 of the rows."""
+    """With 8 hosts of 2 MB/s; by hand: 7/8 of the rows cross a link."""
     setting = control.SETTINGS["full"]
     free, forty, twenty, _ = control.phases("keyed", setting, 0)
     assert control.possible("keyed", free, setting) == pytest.approx(64 / 7 * 2e6)
     assert control.possible("keyed", forty, setting) == pytest.approx(8 / 7 * 7.4 * 2e6)
     assert control.possible("keyed", twenty, setting) == pytest.approx(8 / 7 * 7.2 * 2e6)
-    # Rows that are paced can all be taken, by those who have read them if need be.
+    # Paced rows can all be consumed, if need be by the workers that have read them.
     assert control.possible("shuffle", twenty, setting) == pytest.approx(0.9 * 64 / 7 * 2e6)
     assert control.possible("cpu", free, setting) is None
 
@@ -45,7 +45,7 @@ def test_draws_are_the_same_for_both_and_within_the_links() -> None:
 
 
 def results() -> dict[str, Any]:
-    """Of 2 hosts that carry 2 MB/s each: static loses what the choked link loses, adaptive is back after two seconds."""
+    """For 2 hosts that carry 2 MB/s each: static loses what the choked link loses, adaptive is back after two seconds."""
     setting = control.Setting(2, 16.0, 0.5, 4096, 10, 1)
     given = [dataclasses.asdict(phase) for phase in control.phases("keyed", setting, 0)]
     rates = {"off": [8e6] * 10 + [3e6] * 10 + [1.5e6] * 10 + [8e6] * 10}

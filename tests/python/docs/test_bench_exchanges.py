@@ -14,7 +14,7 @@ from harness import broadcast, exchange, records, report, rounds, topologies
 
 @pytest.mark.slow
 def test_tiny_run_exchanges_messages(tiny: Path) -> None:
-    """What arrives is known: the sum of all that is sent."""
+    """The result is known: the sum of everything sent."""
     results = benched.results(tiny)
     assert [case["operation"] for case in results["exchange"]["cases"]] == list(exchange.OPERATIONS)
     for case in results["exchange"]["cases"]:
@@ -25,7 +25,7 @@ def test_tiny_run_exchanges_messages(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_run_exchanges_records(tiny: Path) -> None:
-    """What arrives is known: the sum of all words, and every key at one target, or at each."""
+    """The result is known: the sum of all words, and every key at one target, or at each."""
     results = benched.results(tiny)
     assert [case["operation"] for case in results["records"]["cases"]] == list(records.OPERATIONS)
 
@@ -46,7 +46,7 @@ def test_tiny_run_exchanges_records(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_run_makes_rounds(tiny: Path) -> None:
-    """A wrong sum would be in `failures`."""
+    """A wrong sum would appear in `failures`."""
     path = next(tiny.glob("tiny-*.json"))
     cases = json.loads(path.read_text())["rounds"]["cases"]
     assert [(case["operation"], case["tasks"]) for case in cases] == [(o, n) for o in rounds.OPERATIONS for n in (2, 4)]
@@ -58,7 +58,7 @@ def test_tiny_run_makes_rounds(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_run_broadcasts_along_every_overlay(tiny: Path) -> None:
-    """An answer that is missing, or comes twice, would be in `right`; an overlay that hangs, in `failures`."""
+    """A missing or duplicate answer would appear in `right`; an overlay that hangs, in `failures`."""
     found = benched.results(tiny)["broadcast"]
     if found["missing"]:
         pytest.skip(found["missing"])
@@ -70,7 +70,7 @@ def test_tiny_run_broadcasts_along_every_overlay(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_run_acknowledges_both_topologies(tiny: Path) -> None:
-    """An acknowledgement that is missing, or comes twice, would be in `right`; a source that waits for ever, in `failures`."""
+    """A missing or duplicate acknowledgement would appear in `right`; a source that waits forever, in `failures`."""
     path = next(tiny.glob("tiny-*.json"))
     found = json.loads(path.read_text())["topologies"]
     assert found["failures"] == {}
@@ -83,7 +83,9 @@ def test_tiny_run_acknowledges_both_topologies(tiny: Path) -> None:
 
 
 def test_exchanges_are_judged_by_hand_and_by_flink_in_their_language() -> None:
-    """Flink is compared by rates, the other way up than the ratio to the same by hand; a Python function never with a compiled one."""
+    """Flink is compared by rates, the inverse of the ratio to MPI code; a Python function is never compared with a
+    compiled one.
+    """
     case = {
         "operation": "reduce",
         "size": 131072,
@@ -133,7 +135,7 @@ def test_rounds_have_a_known_sum() -> None:
 
 
 def test_rounds_are_judged_by_the_faster_by_hand_and_by_flink() -> None:
-    """Flink is compared by rates, the other way up; lone rounds by their medians."""
+    """Flink is compared by rates, which invert the ratio; lone rounds are compared by their medians."""
     case = {
         "operation": "reduce",
         "tasks": 2,
@@ -158,7 +160,7 @@ def test_rounds_are_judged_by_the_faster_by_hand_and_by_flink() -> None:
 
 
 def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
-    """Goals are for most tasks and for sizes where links are the limit."""
+    """The goals are for most tasks, and for sizes at which links are the limit."""
 
     def case(overlay: str, tasks: int, size: int, p50_s: float, rate: float) -> dict[str, Any]:
         numbers = {"p50_s": p50_s, "p90_s": p50_s, "p99_s": p50_s, "rate": rate, "singles": 3, "right": True}
@@ -187,7 +189,7 @@ def test_broadcasts_are_compared_with_serial_sending(tmp_path: Path) -> None:
 
 
 def test_topologies_are_in_one_table() -> None:
-    """A transport that lacks a point has a gap in its row, not another point's figures; objects are no row of it."""
+    """A transport that lacks a point has a gap in its row, not another point's figures; objects have no row."""
 
     def case(topology: str, size: int, p50_s: float, kind: str = "arrays") -> dict[str, Any]:
         copies = {"sources": 4, "tasks": 4 if topology == "A" else 8, "size": size, "pending": 10, "kind": kind}

@@ -36,7 +36,7 @@ def test_tiny_run_scales_every_way(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_run_loops_every_way(tiny: Path) -> None:
-    """A stream, a loop and a program in step come to the same."""
+    """A stream, a loop and a synchronous program reach the same result."""
     results = benched.results(tiny)
     assert [case["problem"] for case in results["loops"]["cases"]] == ["kmeans", "mds"]
     for case in results["loops"]["cases"]:
@@ -58,7 +58,7 @@ def test_tiny_run_makes_frames_both_ways(tiny: Path) -> None:
 
 
 def test_k_means_ratio_is_the_worse_of_whole_and_further() -> None:
-    """A system with a cheap further iteration but a costly start must not be shown by its better side."""
+    """A system with a cheap further iteration but a costly start must not be judged by its better side."""
     case = {
         "fit_s": {"tidemill-2x1": [3.0], "c-mpi": [4.0], "faiss": [5.0]},
         "further_s": {"tidemill-2x1": [1.0], "c-mpi": [4.0], "faiss": [2.0]},

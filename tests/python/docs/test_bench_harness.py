@@ -1,4 +1,4 @@
-"""What benchmarks have in common: their report, peers, the viewer's pages, and how processes are watched."""
+"""What benchmarks have in common: their report, peers, the viewer's pages, and how they watch processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.engines import WINDOWS
 
 @pytest.mark.slow
 def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
-    """Raw results are kept so that a report can be remade: JSON must hold all a report needs."""
+    """Raw results allow a report to be made again: the JSON must hold all that a report needs."""
     saved = next(tiny.glob("tiny-*.json"))
     command = [sys.executable, str(benched.BENCH / "run.py"), "--report", str(saved)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
@@ -27,13 +27,14 @@ def test_tiny_run_can_be_rendered_again(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(viewer.missing() is not None, reason=f"{viewer.missing()}")
 def test_tiny_run_looks_at_the_main_job_and_at_points(tiny: Path) -> None:
-    """A page that shows nothing, or fetches what it does not show, would be measured as well."""
+    """A page that shows nothing, or fetches what it does not show, would be measured all the same."""
     path = next(tiny.glob("tiny-*.json"))
     cases = {case["case"]: case for case in json.loads(path.read_text())["viewer"]["cases"]}
     assert set(cases) == {"market", "1000"}
     for case in cases.values():
         assert len(case["fill_ms"]) == 2 and case["picture_s"] > 0 and case["frames_fetched"] == case["frames"]
-        # Of these few points the index is most of it; but changes, capital and heat maps, which are not shown, are not fetched.
+        # With so few points, most of this is the index; but changes, capital and heat maps, which are not shown, are
+        # not fetched.
         assert 5 < case["fetched_bytes"] < case["stored_bytes"]
     assert "(market)" in path.with_suffix(".md").read_text()
 
@@ -78,7 +79,7 @@ def test_tiny_run_with_peers(only: str, tmp_path: Path) -> None:
     found = json.loads(next(tmp_path.glob("tiny-*.json")).read_text())[only.split()[0]]
     for case in found.get("cases", found.get("configurations", [])):
         assert case["failures"] == {}
-        # Centres, arrays and sums are checked by what runs them.
+        # The code that runs them checks centers, arrays and sums.
         fits = case.get("fit_s") or case.get("round_s") or case.get("all_s", {})
         times = case.get("samples_s", {"": fits})
         answers = case.get("digests") or {name: "" for of in times.values() for name in of}

@@ -19,7 +19,7 @@ from harness.systems import Launch
 
 
 def cluster_of(hosts: int) -> Any:
-    """Hosts by their names and addresses, whose commands run here."""
+    """Hosts by their names and addresses, whose commands run on this machine."""
     each = [SimpleNamespace(name=f"lab-{n}", address=f"10.77.0.{n + 1}") for n in range(hosts)]
     return SimpleNamespace(hosts=each, prefix=lambda host: [])
 
@@ -32,7 +32,7 @@ def case(overlay: str, tasks: int, size: int, p50_s: float = 0.01) -> dict[str, 
 @pytest.mark.slow
 @pytest.mark.skipif(storm.missing() is not None, reason=f"{storm.missing()}")
 def test_tiny_run_with_storm(tmp_path: Path) -> None:
-    """A tuple that is lost would be in `failures`; a topology that does not start as well."""
+    """A lost tuple, or a topology that does not start, would appear in `failures`."""
     command = [sys.executable, str(benched.BENCH / "run.py"), "--tiny", "--only", "broadcast", "--out", str(tmp_path)]
     command += ["--systems", "tidemill,storm", "--cases", "copies"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
@@ -46,7 +46,7 @@ def test_tiny_run_with_storm(tmp_path: Path) -> None:
 
 
 def test_storm_stands_behind_serial_sending() -> None:
-    """Its gains are over our serial sending; where ours was not measured it is still shown."""
+    """Its gains are relative to our serial sending; where ours was not measured, Storm is still shown."""
     ours = [case("copies", 60, 100), case("binary", 60, 100), case("copies", 60, 1000), case("binary", 60, 1000)]
     others = [case("storm", 60, 1000, 0.02), case("storm", 10, 1000)]
     merged = broadcast.beside_serial(ours, others)
@@ -67,7 +67,7 @@ def test_storm_stands_behind_serial_sending() -> None:
 
 
 def test_storm_is_told_each_point_once() -> None:
-    """It has one way to broadcast, however many overlays are measured."""
+    """Storm has one way to broadcast, however many overlays are measured."""
     given = list(broadcast.points(broadcast.SETTINGS["full"], ["60-10000", "chain-10-1000000"]))
     told = storm.arguments(broadcast.serial_points(given))
     assert [line.split(",")[:2] for line in told] == [
@@ -107,7 +107,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_nothing_of_storm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are children of supervisors, whose end alone would leave them."""
+    """Workers are children of supervisors; ending only the supervisors would leave them."""
     pids: list[int] = []
 
     def program(cluster: Any, host: int, folder: Path, name: str, command: Any) -> Launch:
@@ -122,7 +122,7 @@ def test_nothing_of_storm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(is_alive, pids))
         raise ValueError
     assert len(pids) == 4 and not folder.exists()
-    # Whoever has been killed ends when the kernel comes to it.
+    # Killed processes end when the kernel gets to them.
     launched.wait_until(lambda: not any(map(is_alive, pids)), "the end of all workers")
 
 
@@ -132,7 +132,7 @@ def test_a_daemon_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     cluster.hosts[0].address = "127.0.0.1"
     output = tmp_path / "nimbus.out"
     output.write_text("Error: no memory\n")
-    # Nothing listens at port 1.
+    # Nothing listens on port 1.
     with pytest.raises(comm.SystemFailed, match="nimbus has not started: Error: no memory"):
         storm.await_port(cluster, 1, output)
 

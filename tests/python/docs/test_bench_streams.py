@@ -15,7 +15,7 @@ from harness import nexmark, report, report_streams, windows_events, yahoo
 
 @pytest.mark.slow
 def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
-    """Two workers of one thread and one of two must have the same rows, of which each query has some."""
+    """Two workers of one thread and one of two must produce the same rows, and each query some."""
     results = benched.results(tiny)
     assert [case["query"] for case in results["nexmark"]["cases"]] == list(nexmark.QUERIES)
     for case in results["nexmark"]["cases"]:
@@ -27,7 +27,7 @@ def test_tiny_run_answers_nexmark_both_ways(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="no Redis to test with")
 def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
-    """A wrong count would be in `failures`, and so a view that did not ask Redis, or whose count was not set."""
+    """A wrong count, a view that did not query Redis, or one whose count was not set, would appear in `failures`."""
     path = next(tiny.glob("tiny-*.json"))
     found = json.loads(path.read_text())["yahoo"]
     assert [case["campaigns"] for case in found["cases"]] == ["table", "query"]
@@ -38,14 +38,14 @@ def test_tiny_run_counts_views_both_ways(tiny: Path) -> None:
     for case in found["paced"]:
         for name, (times,) in case["latency_s"].items():
             assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["p99.9"] <= times["max"]
-            # A view's wait for Redis is a part of its latency.
+            # A view's wait for Redis is part of its latency.
             assert all(case[part][name][0]["p50"] < times["max"] for part in ("lookup_s", "write_s") if part in case)
     assert "a query per view, 1,000/s, tidemill-2x1" in path.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow
 def test_tiny_run_keeps_state(tiny: Path) -> None:
-    """A row that is lost or counted twice would be in `failures`, and so a job that does not come back."""
+    """A row lost or counted twice, or a job that does not come back, would appear in `failures`."""
     results = benched.results(tiny)
     cases = {case["case"]: case for case in results["state"]["cases"]}
     assert set(cases) == {"cost-all", "cost-hot", "recovery", "move"}
@@ -56,7 +56,7 @@ def test_tiny_run_keeps_state(tiny: Path) -> None:
 
 
 def test_windows_have_a_known_answer() -> None:
-    """A slip in the arithmetic of events would otherwise show as all systems being wrong, or all of them right."""
+    """A slip in the arithmetic of events would otherwise make all systems appear wrong, or all right."""
     np = pytest.importorskip("numpy")
     keys, times = windows_events.events(np.arange(5000), 2000)
     places_ms = np.arange(5000) // 2
@@ -72,7 +72,9 @@ def test_windows_have_a_known_answer() -> None:
 
 
 def test_windows_are_judged_by_the_best_peer_and_by_all_rounds() -> None:
-    """Rates are the other way up than latencies, and a slow window of one round must show in the 99th percentile."""
+    """For rates, higher is better, unlike for latencies; and a slow window of one round must show in the 99th
+    percentile.
+    """
     seconds = {"tidemill": [2e-6, 1e-6, 9e-6], "timely": [1e-6], "flink": [4e-6]}
     throughput = {
         "mode": "throughput",
@@ -109,7 +111,7 @@ def test_nexmark_is_judged_by_rates_and_a_different_answer_is_told() -> None:
 
 
 def test_yahoo_counts_what_is_in_its_files(tmp_path: Path) -> None:
-    """The right answer comes from numbers, the systems' from lines."""
+    """The right answer is computed from numbers, the systems' from lines."""
     setting = dataclasses.replace(yahoo.SETTINGS["tiny"], events=3000, per_second=100)
     files, right = yahoo.write_events(tmp_path, setting)
     found: Counter[str] = Counter()
@@ -133,7 +135,7 @@ def test_yahoo_is_judged_by_rates() -> None:
 
 
 def test_yahoo_tells_the_time_of_redis_apart() -> None:
-    """Percentiles are medians over rounds; what was not asked for or did not run has none."""
+    """Percentiles are medians over rounds; what was not requested or did not run has none."""
 
     def times(scale: float) -> dict[str, float]:
         return {"p50": 0.001 * scale, "p90": 0.002 * scale, "p99": 0.003 * scale, "p99.9": 0.004 * scale, "max": 0.5}
@@ -154,7 +156,7 @@ def test_yahoo_tells_the_time_of_redis_apart() -> None:
 
 
 def test_checkpoints_are_judged_by_what_ran_together() -> None:
-    """A machine that is slower in one round is so with and without."""
+    """A machine that is slower in one round is slower with and without checkpoints."""
 
     def ran(per_s: float, checkpoints: int) -> dict[str, float]:
         return {"per_s": per_s, "longest_wait_s": 0.25, "elapsed_s": 10.0, "checkpoints": checkpoints, "counted": 7}

@@ -15,7 +15,7 @@ from harness.engines import WINDOWS
 
 @pytest.mark.slow
 def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
-    """Two workers of one thread and one of two must give the same answer, and one with rows."""
+    """Two workers of one thread and one of two must give the same answer, with at least one row."""
     results = benched.results(tiny)
     queries = [case["query"] for case in results["dataset"]["cases"]]
     assert queries == ["group", "join", "words", "row-number", "running-sum", "lag-lead", "sort"]
@@ -23,7 +23,7 @@ def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
         assert case["failures"] == {}
         assert set(case["query_s"]) == set(dataset.OURS)
         (digest,) = set(case["digests"].values())
-        # The answers of window functions are one row, whose value NumPy knows.
+        # The answer of a window function is one row, whose value NumPy computes.
         expected = window_digest(case) if case["query"] in WINDOWS else digest
         assert int(digest.split()[0]) >= 10 or case["query"] in WINDOWS
         assert digest == expected, case["name"]
@@ -32,7 +32,7 @@ def test_tiny_run_answers_queries_both_ways(tiny: Path) -> None:
 
 
 def window_digest(case: dict[str, Any]) -> str:
-    """The digest of the right answer, in plain loops over the rows of each key."""
+    """The digest of the right answer, computed in plain loops over the rows of each key."""
     np, pq = pytest.importorskip("numpy"), pytest.importorskip("pyarrow.parquet")
     with tempfile.TemporaryDirectory() as folder:
         inputs.ordered(Path(folder), case["rows"], case["keys"])

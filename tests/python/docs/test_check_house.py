@@ -21,7 +21,7 @@ def house() -> Any:
 
 
 def test_imports_upwards_are_found(house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that hide in a function, or are for types alone; and a package that has no place in the order."""
+    """Also those inside a function or only for types; and a package without a place in the order."""
     sources = {
         "__init__.py": "from tidemill.table import Table",
         "_low.py": "from tidemill import _tidemill",
@@ -50,7 +50,7 @@ def test_imports_upwards_are_found(house: Any, tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_exception_that_is_not_needed_fails(house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the list of exceptions would only grow; `--update` takes it out, and lets nothing new in."""
+    """Otherwise the list of exceptions would only grow; `--update` removes it, and admits no new ones."""
     known = {"subjects_since": "2100-01-01", "upward_uses": [], "upward_imports": ["a.py -> b", "old.py -> b"]}
     known |= {"private_imports": [], "type_names": {}, "long_comments": {}, "long_functions": {}}
     exceptions = tmp_path / "house.json"

@@ -34,7 +34,7 @@ def matches(line: str, pattern: str) -> bool:
 
 
 def difference(printed: list[str], page: list[str]) -> str:
-    """Name what was printed but is not on the page, and the other way round; empty if nothing."""
+    """Show lines printed but not on the page, and the other way round; empty if there are none."""
     left = list(page)
     extra = []
     for line in printed:
@@ -73,7 +73,7 @@ def test_programs_run_as_the_page_says(page: Path, tmp_path: Path) -> None:
 
 
 def places(page: Path) -> set[str]:
-    """What links to headings of a page are called."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -88,7 +88,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_page_of_variables_is_complete() -> None:
-    """Compare the page with the sources: a variable that is read and not on it, or on it and read nowhere."""
+    """Compare the page with the sources: finds a variable that they read but the page lacks, or the other way round."""
     name = re.compile(r"\bTIDEMILL_[A-Z]+(?:_[A-Z]+)*\b")
     sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/tidemill/**/*.py")]
     used = {variable for file in sources for variable in name.findall(file.read_text())}
@@ -105,20 +105,24 @@ def test_the_page_of_commands_is_complete() -> None:
 
 
 def test_quoted_messages_are_in_the_sources() -> None:
-    """A message in the tables of troubleshooting that nothing prints any more, because its wording has changed."""
+    """Finds messages in the tables of troubleshooting that the code no longer prints, because their wording has
+    changed.
+    """
 
     def words(text: str) -> list[str]:
         return re.findall(r"[a-z']+", text.lower())
 
     sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/tidemill/**/*.py")]
-    # A string continues on the next line after a backslash or as another string; words of comments are no messages.
+    # A string may continue on the next line after a backslash, or as another string; words of comments are not
+    # messages.
     texts = [re.sub(r'\\\n\s*|"\s*\n\s*f?"', "", file.read_text()) for file in sources]
     strings = re.findall(r'"((?:[^"\\\n]|\\.)+)"', re.sub(r"(?m)^\s*(//|# ).*$", "", "\n".join(texts)))
     known = "\n".join(f" {' '.join(words(string))} " for string in strings)
     stale = []
     for row in re.findall(r"^\| (.+?) \| .+ \|$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE):
         for quoted in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", row):
-            # What a message fills in, such as names and numbers, leaves other words around it, so half of the triples do.
+            # Values that a message fills in, such as names and numbers, have other words around them, so half of the
+            # triples must match.
             parts = [words(part) for part in re.split(r"\.\.\.|\b\d+\b", quoted[1])]
             triples = [f" {' '.join(part[i : i + 3])} " for part in parts for i in range(len(part) - 2)]
             if sum(triple in known for triple in triples) < len(triples) / 2:

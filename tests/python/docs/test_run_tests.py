@@ -1,4 +1,4 @@
-"""How `make test` reads what failed: what it misread would pass, or fail, for nothing."""
+"""How `make test` reads what failed: misread output would pass, or fail, without reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_tests() -> Iterator[ModuleType]:
 
 
 def test_failures_of_cargo(run_tests: ModuleType) -> None:
-    """A target that crashed names no test, and must not count as one that failed nothing."""
+    """A crashed target names no test, and must not count as one without failures."""
     found = {name: command[len(run_tests.CARGO_TEST) :] for name, command in run_tests.rust_failures(CARGO)}
     doc = "crates/net/src/lib.rs - open (line 1)"
     assert found == {

@@ -32,7 +32,7 @@ HOUSE = DATA / "sensors/debs2014_house0.csv.gz"
 EPOCH = datetime(1970, 1, 1)
 HOUR = timedelta(hours=1)
 
-#: Household and plug are None in what is told of a house.
+#: Household and plug are None in results about a house.
 Plug = tuple[int, int | None, int | None]
 Reading = tuple[datetime, Plug, float]
 
@@ -57,7 +57,7 @@ def printed(workers: int, name: str, *args: str | Path) -> list[str]:
 
 
 def starts(time: datetime, size: timedelta, slide: timedelta) -> Iterator[datetime]:
-    """The windows that a moment is in."""
+    """The windows that contain a moment."""
     start = time - (time - EPOCH) % slide
     while start + size > time:
         yield start
@@ -69,7 +69,7 @@ def most_first(pair: tuple[str, int]) -> tuple[int, str]:
 
 
 def tops(tweets: Iterable[tuple[datetime, str]], size: timedelta) -> dict[datetime, tuple[int, list[tuple[str, int]]]]:
-    """Of each window that slides by an hour: how many hashtags there are, and the ten that are used most."""
+    """For each window that slides by an hour: how many hashtags there are, and the ten used most."""
     counts: dict[datetime, Counter[str]] = defaultdict(Counter)
     for time, text in tweets:
         for start in starts(time, size, HOUR):
@@ -90,7 +90,7 @@ def check_hashtags(tweets: list[tuple[datetime, str]], path: Path | None) -> Non
 
 
 def write_tweets(path: Path) -> list[tuple[datetime, str]]:
-    """Three days of tweets by chance: hashtags in both cases, next to each other, within words, and empty."""
+    """Three days of random tweets: hashtags in both cases, next to each other, within words, and empty."""
     dice = random.Random(11)
     parts = [
         "#Flood",
@@ -131,7 +131,7 @@ def test_hashtags_of_real_tweets() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_hashtags_as_a_program(tmp_path: Path, workers: int) -> None:
-    """Workers put their windows together."""
+    """Workers combine their windows."""
     tweets = write_tweets(tmp_path / "tweets.csv")
     expected = []
     for hours in (1, 6):
@@ -144,7 +144,7 @@ def test_hashtags_as_a_program(tmp_path: Path, workers: int) -> None:
 
 
 def averages(readings: list[Reading], slice_: timedelta) -> dict[Plug, dict[datetime, float]]:
-    """Of each plug and each house the average of each slice."""
+    """The average of each slice, for each plug and each house."""
     values: dict[Plug, dict[datetime, list[float]]] = defaultdict(lambda: defaultdict(list))
     for time, plug, load in readings:
         values[plug][next(starts(time, slice_, slice_))].append(load)
@@ -161,7 +161,7 @@ def averages(readings: list[Reading], slice_: timedelta) -> dict[Plug, dict[date
 def predictions(
     readings: list[Reading], slice_: timedelta, day: timedelta
 ) -> dict[tuple[Plug, datetime], tuple[float, int]]:
-    """Query 1: the predicted load, and how many former days there were."""
+    """Query 1: the predicted load, and how many earlier days there were."""
     made = {}
     for plug, slices in averages(readings, slice_).items():
         for start, average in slices.items():
@@ -174,7 +174,7 @@ def predictions(
 
 
 def percentages(readings: list[Reading], size: timedelta) -> dict[tuple[datetime, int], float]:
-    """Query 2: by the window's end and house."""
+    """Query 2: by the window's end and the house."""
     windows: dict[datetime, dict[Plug, list[float]]] = defaultdict(lambda: defaultdict(list))
     for time, plug, load in readings:
         for start in starts(time, size, timedelta(minutes=10)):
@@ -216,7 +216,7 @@ def check_plugs(
 
 
 def readings_of(rows: Iterable[Iterable[Any]]) -> list[Reading]:
-    """Readings of loads in the grand challenge's order of columns."""
+    """Load readings, in the grand challenge's column order."""
     numbers = ([float(value) for value in row] for row in rows)
     return [
         (EPOCH + timedelta(seconds=at), (int(house), int(household), int(plug)), load)
@@ -226,7 +226,7 @@ def readings_of(rows: Iterable[Iterable[Any]]) -> list[Reading]:
 
 
 def write_readings(path: Path) -> list[Reading]:
-    """Two days by chance: readings that are missing, plugs that begin late, readings of work, two readings of one second."""
+    """Two random days: missing readings, plugs that start late, readings of work, two readings in one second."""
     dice = random.Random(5)
     plugs = [(plug, household, house) for house in range(3) for household in range(2) for plug in range(2)]
     rows: list[list[Any]] = []
@@ -244,7 +244,7 @@ def write_readings(path: Path) -> list[Reading]:
 
 @pytest.mark.usefixtures("examples")
 def test_smart_plugs(tmp_path: Path) -> None:
-    """A slice of a wrong day, a house without one of its plugs, a median of medians: each gives another number."""
+    """A slice of the wrong day, a house without one of its plugs, or a median of medians would give another number."""
     quarter, day = ("15m", timedelta(minutes=15)), ("1d", timedelta(days=1))
     check_plugs(write_readings(tmp_path / "readings.csv"), tmp_path / "readings.csv", quarter, day)
     check_plugs(readings_of(example("smart_plugs").made_up()), None, ("1h", HOUR), day)
@@ -253,7 +253,7 @@ def test_smart_plugs(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("examples")
 @pytest.mark.skipif(not HOUSE.exists(), reason=f"readings of the DEBS 2014 grand challenge are not in {DATA}")
 def test_smart_plugs_of_a_real_house() -> None:
-    """It was recorded for less than a day; so that slices come back, days have four hours."""
+    """The recording covers less than a day; days have four hours here, so that slices recur."""
     with gzip.open(HOUSE, "rt") as file:
         readings = readings_of(csv.reader(file))
     check_plugs(readings, HOUSE, ("15m", timedelta(minutes=15)), ("4h", timedelta(hours=4)))
@@ -261,7 +261,9 @@ def test_smart_plugs_of_a_real_house() -> None:
 
 @pytest.mark.usefixtures("examples")
 def test_predictions_go_on(tmp_path: Path) -> None:
-    """Former days were in the program, and lost with it: whoever went on predicted as if there had been none."""
+    """The earlier days were in the program's memory, and lost with it: a resumed job predicted as if there had been
+    none.
+    """
     readings = write_readings(tmp_path / "readings.csv")
     expected = predictions(readings, HOUR, timedelta(days=1))
     smart_plugs = example("smart_plugs")
@@ -282,7 +284,7 @@ def test_predictions_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_smart_plugs_as_a_program(tmp_path: Path, workers: int) -> None:
-    """Workers put together what they have predicted and found."""
+    """Workers combine their predictions and percentages."""
     readings = write_readings(tmp_path / "readings.csv")
     made = predictions(readings, timedelta(minutes=30), timedelta(days=1))
     houses = sorted((of, plug[0], *made[plug, of]) for plug, of in made if plug[1] is None)
@@ -297,7 +299,7 @@ def test_smart_plugs_as_a_program(tmp_path: Path, workers: int) -> None:
 
 
 def by_hour(path: Path, table: str) -> list[tuple[str, str, int, int]]:
-    """What is in the table of sales, or has to be in the end: by SQL over all orders."""
+    """The table of sales as it is, or as it must be in the end, by SQL over all orders."""
     query = {
         "sales": "select shop, hour, orders, cents from sales order by 1, 2",
         "orders": "select shop, strftime('%Y-%m-%dT%H:00:00', at), count(*), sum(cents) from orders group by 1, 2 order by 1, 2",
@@ -309,7 +311,7 @@ def by_hour(path: Path, table: str) -> list[tuple[str, str, int, int]]:
 @pytest.mark.usefixtures("examples")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_table_changes_as_a_program(tmp_path: Path, workers: int) -> None:
-    """Of a table that is there, and of one that it makes up."""
+    """With an existing table, and with one that the program generates."""
     path = tmp_path / "shops.db"
     example("table_changes").make_up(path)
     made_up, given = (printed(workers, "table_changes.py", *args) for args in ([], [path]))
@@ -320,7 +322,7 @@ def test_table_changes_as_a_program(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.usefixtures("examples")
 def test_a_table_that_grows(tmp_path: Path) -> None:
-    """Rows that are added while the job runs, and while none does, are in the sums once; hours that are not over wait in the checkpoint."""
+    """Rows added while the job runs, and while it does not, count once; hours that are not over wait in the checkpoint."""
     path = tmp_path / "shops.db"
     example("table_changes").make_up(path)
     follow = ["run", "-n", "2", "--restarts", "1", ROOT / "examples/table_changes.py", path, "--follow"]
@@ -356,7 +358,7 @@ def test_a_table_that_grows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_online_kmeans(workers: int) -> None:
-    """The centers follow those that points are drawn around, at most some tenths behind."""
+    """The centers follow the drifting ones that points are drawn around, at most some tenths behind."""
     done = launched.run("run", "-n", str(workers), "--no-prefix", ROOT / "examples" / "online_kmeans.py")
     assert done.returncode == 0, done.stderr.decode()
     found = re.findall(r"second (\d+): center \d at \( *(-?[\d.]+), *(-?[\d.]+)\)", done.stdout.decode())
@@ -369,6 +371,6 @@ def test_online_kmeans(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_live_network(workers: int) -> None:
-    """The circles have parted, and the one who is met most often matters most."""
+    """The circles have separated, and the person met most often ranks highest."""
     lines = printed(workers, "live_network.py")
     assert lines[-2:] == ["after second 19: 60 people in 3 groups", "the most important: 0, with 23 meetings"]

@@ -16,7 +16,7 @@ HOSTS = 4
 SLOW = 2
 cluster = tidemill.testing.hosts(HOSTS, scope="module", bandwidth="40mbit")
 
-#: Reduces a vector of 1 MiB, and says what that went along.
+#: Reduces a vector of 1 MiB, and prints the path that it took.
 PROGRAM = """
 import numpy as np
 

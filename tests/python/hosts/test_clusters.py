@@ -1,4 +1,4 @@
-"""Clusters of emulated hosts: what they are, what changes them, and that nothing of them stays."""
+"""Clusters of emulated hosts: what they consist of, what changes them, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tidemill.hosts
 import tidemill.testing
 from tidemill.hosts import Cluster, HostsError
 
-# One cluster at a time: what is measured is theirs.
+# One cluster at a time, so that no other disturbs the measurements.
 pytestmark = pytest.mark.xdist_group("hosts")
 
 hosts = tidemill.testing.hosts(3)
@@ -32,7 +32,7 @@ def on(cluster: Cluster, host: int, *command: str) -> str:
 
 
 def reaches(cluster: Cluster, host: int, other: int) -> bool:
-    """Whether a connection to a port where nobody listens is refused, and not lost."""
+    """Whether a connection to a port where nobody listens is refused rather than lost."""
     program = f"""
 import socket
 try:
@@ -51,7 +51,7 @@ def test_hosts_see_nothing_of_each_other_but_the_network(hosts: Cluster) -> None
     links = [json.loads(on(hosts, n, "ip", "-j", "address", "show", "dev", "eth0"))[0] for n in range(3)]
     assert [link["addr_info"][0]["local"] for link in links] == [host.address for host in hosts.hosts]
     assert reaches(hosts, 0, 2) and reaches(hosts, 2, 1)
-    # The machine itself is none of them.
+    # The machine itself has none of these addresses.
     assert not any(
         host.address in subprocess.run(["ip", "address"], capture_output=True, text=True).stdout for host in hosts.hosts
     )
@@ -63,7 +63,7 @@ def test_a_host_is_cut_and_healed_and_killed(hosts: Cluster) -> None:
     assert [traffic.is_cut for traffic in hosts.traffic()] == [False, True, False]
     hosts.heal(1)
     assert not any(traffic.is_cut for traffic in hosts.traffic())
-    # Who has asked for an address in vain asks again after a while.
+    # The kernel repeats an unanswered address request only after a while.
     launched.wait_until(lambda: reaches(hosts, 0, 1), "the host that was healed")
     sleeping = subprocess.Popen([*hosts.prefix(2), "sleep", "600"])
     hosts.kill(2)
@@ -89,12 +89,12 @@ else:
     with socket.create_connection((sys.argv[2], 5000)) as link:
         link.sendall(bytes(int(sys.argv[3])))
 """
-#: What passes at once: a full bucket, and what is on its way before the receiver has accepted.
+#: What passes at once: a full token bucket, and the data in flight before the receiver has accepted.
 AT_ONCE = 300_000
 
 
 def least_s(bits: int, size: int) -> float:
-    """How long so many bytes take at least through a link of so many bits per second."""
+    """The least time for so many bytes through a link of so many bits per second."""
     return (size - AT_ONCE) * 8 / bits
 
 
@@ -111,7 +111,7 @@ def seconds(cluster: Cluster, sender: int, receiver: int, size: int) -> float:
 
 
 def test_links_are_no_faster_than_their_bandwidth(shaped: Cluster) -> None:
-    """On a busy machine all takes longer, but nothing is faster than its link."""
+    """On a busy machine everything takes longer, but nothing is faster than its link."""
     size = 3_000_000
     for sender, receiver in (0, 1), (1, 0):
         assert seconds(shaped, sender, receiver, size) > least_s(40_000_000, size)
@@ -151,7 +151,7 @@ def test_a_job_runs_on_the_hosts(tmp_path: Path, hosts: Cluster) -> None:
 
 
 def test_a_job_ends_when_a_host_does(tmp_path: Path, hosts: Cluster) -> None:
-    """And starts again on those that are left."""
+    """It then starts again on the remaining hosts."""
     program = tmp_path / "job.py"
     program.write_text(
         """

@@ -1,4 +1,4 @@
-"""``tidemill drain``: a host of a running stream is emptied of keys, and gets them back, while every row counts once."""
+"""``tidemill drain``: a host of a running stream loses its keys and gets them back, while every row counts once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tidemill.hosts import Cluster
 # One pair of hosts at a time: each takes many processes.
 pytestmark = pytest.mark.xdist_group("hosts")
 
-#: Workers of each host.
+#: Workers on each host.
 LOCAL = 2
 
 hosts = tidemill.testing.hosts(2)
 
 
 def _own_folder(hosts: Cluster, folder: Path) -> None:
-    """Give each host a folder of its own under one name: they number processes alike."""
+    """Give each host its own folder under one name: hosts number their processes alike."""
     folder.mkdir()
     for host in range(2):
         mount = [*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(folder)]
@@ -35,7 +35,7 @@ def _own_folder(hosts: Cluster, folder: Path) -> None:
 
 
 def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
-    """Not even a worker or a source stays there; it gets workers again when the stream is scaled to all hosts."""
+    """Neither workers nor sources stay there; the host gets workers again when the stream is scaled to all hosts."""
     _own_folder(hosts, tmp_path / "run")
     env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "TIDEMILL_FAILURE_TIMEOUT": "60"}
     here, there = (host.name for host in hosts.hosts)
@@ -50,7 +50,7 @@ def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
         work = all(any(edge["rows_sent"] for edge in one["edges"]) for one in told)
         return [str(one["host"]) for one in told] if work else []
 
-    # The launcher looks for the cluster where it is, the workers and commands for each other in the hosts' own folders.
+    # The launcher looks for the cluster where it runs; workers and commands find each other in the hosts' own folders.
     inner = ["env", f"XDG_RUNTIME_DIR={tmp_path / 'run'}", sys.executable, "app.py"]
     job = launched.start("run", "-n", "4", "--on", hosts.name, "--threads", "1", *inner, cwd=tmp_path)
     try:
@@ -62,7 +62,7 @@ def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
         launched.wait_until(lambda: hosts_of_workers() == 2 * [here], "workers on the other host alone")
         only = ran("drain", here, "--restart")
         assert only.returncode == 1 and f"{here} is the only host of this stream" in only.stderr, only
-        # The host stays empty until it is asked for.
+        # The host stays empty until `--all-hosts` includes it.
         assert ran("scale", "-n", "3").returncode == 0
         launched.wait_until(lambda: hosts_of_workers() == 3 * [here], "a worker more")
         assert ran("scale", "-n", "4", "--all-hosts").returncode == 0
@@ -77,7 +77,7 @@ def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
 
 
 def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> None:
-    """Counts are exact behind a drain, an undo and a balance; of the host's workers only keys have gone."""
+    """Counts stay exact across a drain, an undo and a balance; of the host's workers, only the keys move."""
     _own_folder(hosts, tmp_path / "run")
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TIDEMILL_FAILURE_TIMEOUT": "60", "TIDEMILL_THREADS": "2"}
     here, there = (host.name for host in hosts.hosts)
@@ -93,7 +93,7 @@ def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> Non
         return done.stdout
 
     def buckets(shown: str, host: str) -> tuple[int, int]:
-        """How many buckets a host had, and has."""
+        """How many buckets a host had, and has now."""
         line = re.search(rf"^  host {host}: ([\d,]+) -> ([\d,]+) buckets", shown, re.MULTILINE)
         assert line, shown
         return int(line[1].replace(",", "")), int(line[2].replace(",", ""))

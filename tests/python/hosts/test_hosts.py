@@ -1,4 +1,4 @@
-"""Jobs on two emulated hosts, with workers that know no more than their rank and where rank 0 is."""
+"""Jobs on two emulated hosts, with workers that know only their rank and where rank 0 is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.hosts import Cluster
 # One pair of hosts at a time: each takes many processes.
 pytestmark = pytest.mark.xdist_group("hosts")
 
-#: Workers of each host.
+#: Workers on each host.
 LOCAL = 2
 
 
@@ -39,7 +39,7 @@ def names_of(hosts: Cluster) -> list[str]:
 
 
 def job(folder: Path, hosts: Cluster, program: str, **env: str) -> workers.Job:
-    """Two workers on each host, who know no more than `RANK`, `WORLD_SIZE` and where rank 0 is."""
+    """Two workers on each host that know only `RANK`, `WORLD_SIZE` and where rank 0 is."""
     prefixes = {rank: hosts.prefix(rank // LOCAL) for rank in range(2 * LOCAL)}
     return workers.Job(folder, 2 * LOCAL, program, {"MASTER_ADDR": hosts.hosts[0].address, **env}, prefixes)
 
@@ -91,7 +91,7 @@ def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Cluster) -> None:
 
 
 def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> None:
-    """Each host has files of its own under the same names: a copy that reads on the other host brings the wrong rows."""
+    """Each host has its own files under the same names: a copy that reads on the other host gets the wrong rows."""
     data = tmp_path / "data"
     data.mkdir()
     for host in range(2):
@@ -128,7 +128,7 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> No
             found, ran = rows("locality", x.gather(along=along))
             assert ran == [names[host] for host, _ in files], ran
             assert found == expected, (along, len(found))
-        # What this test is about: in turn copies come to the wrong host.
+        # The point of this test: dealt in turn, copies land on the wrong host.
         assert rows("round_robin", x.gather())[0] != expected
         print("done")
     """
@@ -137,7 +137,7 @@ def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> No
 
 
 def own_folder(hosts: Cluster, folder: Path, *files: dict[str, str]) -> None:
-    """Give each host files of its own in a folder; those of one name and text are of one time."""
+    """Give each host its own files in a folder; files with the same name and text get the same time."""
     folder.mkdir()
     for host, texts in enumerate(files):
         _run(*hosts.prefix(host), "mount", "-t", "tmpfs", "tmpfs", str(folder))
@@ -148,7 +148,9 @@ def own_folder(hosts: Cluster, folder: Path, *files: dict[str, str]) -> None:
 
 
 def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Cluster) -> None:
-    """Logs of one name on both hosts, a file that only one has, and one that both have: rows that come twice, or from the wrong host."""
+    """Logs with one name on both hosts, a file that only one has, and one that both share: finds rows read twice, or
+    from the wrong host.
+    """
     logs = tmp_path / "logs"
 
     def log(start: int, stop: int) -> str:
@@ -170,12 +172,12 @@ def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Cluster) -> No
         expected = [*range(300), *range(1_000, 1_900), *range(2_000, 2_050), *range(5_000, 6_500)]
         assert data.sort("n").to_dict()["n"] == expected
         assert data.count() == len(expected)
-        # Rows stay where they lie; those that both hosts have are on either.
+        # Rows stay where they are; those that both hosts have may be read on either.
         local = [n for n in data.collect_local().to_dict()["n"] if n >= 300]
         assert all((n >= 5_000) == (job.rank >= 2) for n in local), (job.rank, local[:3])
         assert job.comm.allreduce(len(local)) == len(expected) - 300
         assert "OwnExec: files of each host" in data.explain()
-        # As a part of larger queries: filters and columns of it alone, on either side of a join, beside itself.
+        # As part of larger queries: with filters and projections, on either side of a join, joined with itself.
         small = data.filter(tm.col("n") % 100 == 0).select("n")
         hundreds = [n for n in expected if n % 100 == 0]
         assert small.sort("n").to_dict()["n"] == hundreds
@@ -187,7 +189,7 @@ def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Cluster) -> No
 
         lines = tm.read_text([tables + "/app.csv", tables + "/old"], each_host=True)
         assert lines.filter(tm.col("line") == "n,text").count() == 3 and lines.count() == 900 + 50 + 1_500 + 3
-        # A file of one host alone; other kinds of columns; bad rows.
+        # A file on one host only; other kinds of columns; bad rows.
         assert tm.read_csv(tables + "/old/*.csv", each_host=True).count() == 50
         bad = tm.read_csv(tables + "/app.csv", schema={{"n": "int64", "text": "int64"}}, on_error="skip", each_host=True)
         assert bad.to_dict() == {{"n": [], "text": []}} and tm.last_report().skipped_rows == 900 + 1_500, tm.last_report().skipped_rows
@@ -198,7 +200,7 @@ def test_files_of_each_host_are_read_there(tmp_path: Path, hosts: Cluster) -> No
 
 
 def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Cluster) -> None:
-    """Each worker would read a part of another file, and nobody would know."""
+    """Otherwise each worker would read part of a different file, and nobody would know."""
     data = tmp_path / "data"
     own_folder(
         hosts,
@@ -282,7 +284,9 @@ def test_files_that_differ_between_hosts_are_told(tmp_path: Path, hosts: Cluster
 
 
 def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Cluster) -> None:
-    """A file that its reader's host does not see would be read by nobody. One that has just come may be seen a moment later."""
+    """Nobody would read a file that its reader's host does not see. A file that has just arrived may appear a moment
+    later.
+    """
     program = """
         import tidemill as tm
 
@@ -325,7 +329,7 @@ def test_files_of_a_stream_that_not_all_hosts_see(tmp_path: Path, hosts: Cluster
 
 
 def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Cluster) -> None:
-    """Rank 0 has the table, and its host alone: workers that chose without it would run another schedule and hang, or fail."""
+    """Only rank 0's host has the table: workers that chose without it would run another schedule and hang, or fail."""
     folder = tmp_path / "tables"
     folder.mkdir()
     _run(*hosts.prefix(1), "mount", "-t", "tmpfs", "tmpfs", str(folder))
@@ -342,7 +346,7 @@ def test_a_table_is_measured_on_two_hosts_and_followed(tmp_path: Path, hosts: Cl
     assert any('collective = "allreduce"' in rule for rule in rules)
     assert not any("blocking" in rule for rule in rules), "there is no shared memory between hosts"
 
-    # What is measured may be any algorithm. That it is followed shows where each combines in an order of its own.
+    # The measurement may pick any algorithm. A difference in the order of summation shows that ranks follow it.
     follow = """
         import numpy as np
         from tidemill.mpi import MPI
@@ -374,7 +378,7 @@ counts.write_stream(lambda rows: None, name="clicks")
 
 
 def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Cluster) -> None:
-    """Nobody sees the files of another host: worker 0 has to hear from all workers, and who looks elsewhere is told so."""
+    """No host sees another's status files: worker 0 must hear from all workers, and a user elsewhere is told so."""
     folder = tmp_path / "run"
     own_folder(hosts, folder, {}, {})
     env = {"XDG_RUNTIME_DIR": str(folder), "TIDEMILL_FAILURE_TIMEOUT": "60"}
@@ -391,7 +395,7 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Cluster)
         return next((line.strip() for line in text.splitlines() if line.strip().startswith(begins)), text)
 
     job_ids = set()
-    # The second is the job that is started again.
+    # The second time it is the restarted job.
     for victim in 3, 0:
         with job(tmp_path, hosts, CLICKS, **env) as running:
 
@@ -436,7 +440,7 @@ def test_a_stream_is_shown_where_its_worker_0_is(tmp_path: Path, hosts: Cluster)
                 shown = ran(0, "top", "--once", "--every", "0.5").stdout
                 silent = rf"nothing heard for \d+\.\d s: worker 3 on {names_of(hosts)[1]}"
                 assert re.fullmatch(silent, line(shown, "nothing heard")), shown
-                # nsenter(1) stops with what it has started, and continues it.
+                # nsenter(1) stops together with its child, and continues it.
                 running.workers[victim].send_signal(signal.SIGCONT)
                 launched.wait_until(lambda: told(0)[3]["silent_s"] < 3, "an end of the silence")
             os.kill(pid, signal.SIGKILL)
@@ -465,7 +469,7 @@ except tm.WorkerLost as error:
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Cluster, victim: int) -> None:
-    """The other host cannot see the process end; its kernel's last word must do."""
+    """The other host cannot see the process end; the last packet of its kernel must tell."""
     with job(tmp_path, hosts, LOOP) as running:
         launched.pids_in(tmp_path, 2 * LOCAL)
         (pid,) = launched.children(running.workers[victim].pid)
@@ -477,7 +481,7 @@ def test_a_kill_reaches_the_other_host(tmp_path: Path, hosts: Cluster, victim: i
 
 
 def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Cluster) -> None:
-    """Nothing comes any more, not even the end of a connection; silence alone must tell."""
+    """Nothing arrives any more, not even the end of a connection; silence alone must tell."""
     with job(tmp_path, hosts, LOOP, TIDEMILL_FAILURE_TIMEOUT="2") as running:
         launched.pids_in(tmp_path, 2 * LOCAL)
         pulled = time.monotonic()
@@ -486,12 +490,13 @@ def test_a_pulled_cable_is_noticed_on_both_sides(tmp_path: Path, hosts: Cluster)
     for rank, (code, out, err) in enumerate(results):
         assert code == 0 and out.startswith("lost "), f"rank {rank}: {out}{err}"
         lost, at = int(out.split()[1]), float(out.split()[2])
-        # Who is on the far side: rank 0's host loses the others, theirs loses rank 0, which carries the news.
+        # The far side: rank 0's host loses the others; their host loses rank 0, which relays the news.
         assert lost in ((2, 3) if rank < LOCAL else (0,)), f"rank {rank}: {out}{err}"
         print(f"rank {rank} after {at - pulled:.1f} s")
 
 
-#: `stream_job`, which has given some results when a host is lost, and not all: while FOLDER/hold is there, what follows the first waits.
+#: `stream_job`, which has given some results, but not all, when a host is lost: while FOLDER/hold exists, whatever
+#: follows the first results waits.
 STREAM = f"""
 import sys
 import time
@@ -517,15 +522,16 @@ stream_job.main()
 
 
 def is_lost(err: str, host: str, ranks: range) -> bool:
-    """Whether an error names a host, all of its workers, and the one of them that was missed first."""
+    """Whether an error names a host, all of its workers, and the first one that was missed."""
     told = re.search(rf"WorkerLost: worker (\d+) was lost: .* \(host {host} has workers {ranks[0]}-{ranks[-1]}\)", err)
     return told is not None and int(told[1]) in ranks
 
 
 @pytest.mark.parametrize(("how", "lost"), [("killed", 0), ("killed", 1), ("cut off", 0), ("cut off", 1)])
 def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Cluster, how: str, lost: int) -> None:
-    """A host dies, or is cut off, in the middle of a stream whose sink must have every row once. Nobody here can start its workers again:
-    all others end and name it, and the job goes on from its last checkpoint with the host that is left, where nothing is lost or comes twice.
+    """A host dies, or is cut off, in the middle of a stream whose sink must get every row once. Nobody here can start
+    its workers again: all others end and name it, and the job resumes from its last checkpoint on the remaining host,
+    without lost or duplicate rows.
     """
     for name in ("results", "pids"):
         (tmp_path / name).mkdir()
@@ -548,11 +554,11 @@ def test_a_stream_goes_on_with_the_host_that_is_left(tmp_path: Path, hosts: Clus
         ends = running.finish()
     of_host = [range(host * LOCAL, (host + 1) * LOCAL) for host in range(2)]
     for rank, (code, _, err) in enumerate(ends):
-        # Whoever lives: of a host that is cut off its own workers, too, for which the other one is lost.
+        # Whoever is alive, including the workers of a host that is cut off, for which the other one is lost.
         other = 1 - rank // LOCAL
         if how == "cut off" or other == lost:
             assert code != 0 and is_lost(err, names_of(hosts)[other], of_host[other]), f"rank {rank}: {code}\n{err}"
-    # All of them, if the machine was so busy that the first checkpoint had everything.
+    # All rows, if the machine was so busy that the first checkpoint had everything.
     before = seen()
     assert before and before <= expected
 

@@ -1,4 +1,6 @@
-"""Hosts that are cut off, healed or killed while a job communicates: it goes on and misses nothing, or all others hear of it in words."""
+"""Hosts that are cut off, reconnected or killed while a job communicates: it goes on without losses, or all others get
+a clear error.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ from tidemill.hosts import Cluster, HostsError
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-#: Each test that kills takes one; three are left for the last of them.
+#: Each test that kills takes one host; three are left for the last of them.
 cluster = tidemill.testing.hosts(6, scope="module")
 
-#: Hosts of a job, and its workers of each.
+#: Hosts of a job, and its workers on each.
 HOSTS, LOCAL = 3, 2
-#: Longer than a host is cut off on the slowest machine, and shorter than anybody likes to wait for news.
+#: Longer than any host is cut off, even on the slowest machine, and shorter than anybody likes to wait for news.
 LONG_S, SHORT_S = 100, 3
 
 
 def living(cluster: Cluster) -> list[int]:
-    """The first of those that have not been killed."""
+    """The first hosts that have not been killed."""
     found = [host.number for host in cluster.hosts if host.is_alive]
     assert len(found) >= HOSTS, f"only {len(found)} hosts are left"
     return found[:HOSTS]
@@ -40,14 +42,14 @@ def living(cluster: Cluster) -> list[int]:
 
 @pytest.fixture
 def places(cluster: Cluster) -> Iterator[list[int]]:
-    """Hosts for a job, on which it leaves no process."""
+    """Hosts for a job that must leave no process on them."""
     yield living(cluster)
     alive = [host.number for host in cluster.hosts if host.is_alive]
     for number in alive:
         cluster.heal(number)
 
     def processes(number: int) -> list[str]:
-        """All but the first one, and what looks."""
+        """The command lines of the Python processes on a host."""
         shown = subprocess.run(
             [*cluster.prefix(number), "sh", "-c", "cat /proc/[0-9]*/cmdline"], capture_output=True, text=True
         )
@@ -56,7 +58,7 @@ def places(cluster: Cluster) -> Iterator[list[int]]:
     launched.wait_until(lambda: not any(map(processes, alive)), "the end of all workers")
 
 
-#: Does rounds of something until it is told to stop. What comes late must come whole: each round checks what it has got.
+#: Runs rounds of something until told to stop. Late data must arrive intact: each round checks what it received.
 ROUNDS = """
 import os, sys, time
 from collections import Counter
@@ -84,7 +86,7 @@ except tm.WorkerLost as error:
     os._exit(0)
 """
 
-#: Long messages and short ones, by schedules that differ in who sends to whom.
+#: Long and short messages, by schedules that differ in who sends to whom.
 COLLECTIVES = """
 def one_round(n):
     long = 1 + n * 7919 % 60_000
@@ -103,7 +105,7 @@ def one_round(n):
     assert comm.allgather((n, rank)) == [(n, other) for other in range(size)]
 """
 
-#: Broadcasts along every kind of tree, and rows by key: each task has to get each message once.
+#: Broadcasts along every kind of tree, and rows by key: each task must get each message once.
 EXCHANGES = """
 SHAPES = ["binary", "chain", "ring", "binomial", "flat/binary", "serial"]
 ROWS, MESSAGES, KEYS = 400, 6, 997
@@ -148,14 +150,14 @@ WHAT = {"collectives": COLLECTIVES, "exchanges": EXCHANGES}
 
 
 def job(folder: Path, cluster: Cluster, places: Sequence[int], what: str, timeout_s: int) -> workers.Job:
-    """Workers that no launcher watches: what happens to others they have to find out."""
+    """Workers that no launcher watches: they must find out themselves what happens to others."""
     prefixes = {rank: cluster.prefix(places[rank // LOCAL]) for rank in range(HOSTS * LOCAL)}
     env = {"MASTER_ADDR": cluster.hosts[places[0]].address, "TIDEMILL_FAILURE_TIMEOUT": str(timeout_s)}
     return workers.Job(folder, HOSTS * LOCAL, ROUNDS.replace("WHAT", WHAT[what]), env, prefixes)
 
 
 def counts(folder: Path) -> dict[str, int]:
-    """How many rounds each worker has done."""
+    """How many rounds each worker has completed."""
     texts = {file.stem: file.read_text() for file in folder.glob("*.count")}
     return {rank: int(text[:-1]) for rank, text in texts.items() if text.endswith(".")}
 
@@ -170,7 +172,7 @@ def await_rounds(folder: Path, running: workers.Job, least: int) -> None:
 
 
 def await_standstill(folder: Path) -> None:
-    """Wait until nobody gets any further: all wait for what was lost on the way."""
+    """Wait until no worker makes progress: all wait for what was lost in transit."""
     seen, since = counts(folder), time.monotonic()
     while time.monotonic() < since + 0.5:
         time.sleep(0.02)
@@ -180,19 +182,19 @@ def await_standstill(folder: Path) -> None:
 
 @pytest.mark.parametrize("what", list(WHAT))
 def test_who_is_healed_in_time_misses_nothing(tmp_path: Path, cluster: Cluster, places: list[int], what: str) -> None:
-    """What was under way is lost, on both sides and in the middle of messages, and must be sent again once: no sum is wrong, no row is missing
-    or comes twice, and nobody is taken for lost.
+    """Data in flight is lost, in both directions and in the middle of messages, and must be sent again exactly once: no
+    sum is wrong, no row is missing or duplicated, and no host is taken for lost.
     """
     chance = seeds.dice(what)
     with job(tmp_path, cluster, places, what, LONG_S) as running:
-        # The first one has worker 0, which carries news for the others.
+        # The first host has worker 0, which relays news to the others.
         for cut in places[0], chance.choice(places[1:]):
             await_rounds(tmp_path, running, max(counts(tmp_path).values(), default=0) + 1)
             time.sleep(chance.uniform(0, 0.1))
             cluster.cut(cut)
             await_standstill(tmp_path)
             cluster.heal(cut)
-        # Every kind of tree once after that.
+        # Then every kind of tree once.
         await_rounds(tmp_path, running, max(counts(tmp_path).values()) + 6)
         (tmp_path / "stop").touch()
         outputs = running.succeed()
@@ -201,7 +203,9 @@ def test_who_is_healed_in_time_misses_nothing(tmp_path: Path, cluster: Cluster, 
 
 @pytest.mark.parametrize("what", list(WHAT))
 def test_who_is_killed_is_missed_by_all(tmp_path: Path, cluster: Cluster, places: list[int], what: str) -> None:
-    """No word comes from it: only silence tells, and a call that waits for somebody else, who waits for the host, must end as well."""
+    """Nothing arrives from it: only silence tells, and a call that waits for somebody else, who waits for the host,
+    must end as well.
+    """
     chance = seeds.dice(what)
     victim = chance.randrange(HOSTS)
     with job(tmp_path, cluster, places, what, SHORT_S) as running:
@@ -215,11 +219,11 @@ def test_who_is_killed_is_missed_by_all(tmp_path: Path, cluster: Cluster, places
             about = f"rank {rank} of seed {seeds.SEED}, host {victim} was killed: {out}{err}"
             assert code == 0 and out.startswith("lost "), about
             assert int(out.split()[1]) // LOCAL == victim, about
-            # On a busy machine later than that, but not for good.
+            # On a busy machine later than that, but within a bound.
             assert float(out.split()[2]) - killed < SHORT_S + 30, about
 
 
-#: `stream_job`, whose sink stops where a test says: FOLDER/at has the name of a method, the host, and what makes it go on.
+#: `stream_job`, whose sink stops where a test says: FOLDER/at names a method, the host, and what lets it continue.
 STREAM = f"""
 import os
 import sys
@@ -236,7 +240,7 @@ life = os.environ["TIDEMILL_RESTART"]
 
 def stop(method):
     at = (folder / "at").read_text().split()
-    # Not before some results are out, so that there is something to come twice.
+    # Not before some results are out, so that duplicates are possible.
     if life == "0" and at == [method, os.uname().nodename] and any((folder / "results").glob("[!.]*")):
         (folder / "stopped").touch()
         while not (folder / "go").exists():
@@ -264,7 +268,7 @@ stream_job.main()
 
 
 class Stream:
-    """A stream on the first hosts, one worker on each, which the launcher starts again."""
+    """A stream on the first hosts, one worker on each, which the launcher restarts."""
 
     def __init__(self, folder: Path, cluster: Cluster, method: str, host: int, timeout_s: int) -> None:
         self.folder = folder
@@ -288,7 +292,7 @@ class Stream:
         (self.folder / "go").touch()
 
     def ended(self) -> int:
-        """Wait for its end, check its results, and return how often it was started again."""
+        """Wait for its end, check its results, and return how often it was restarted."""
         _, errors = self._running.communicate(timeout=launched.PATIENCE_S)
         assert self._running.returncode == 0, errors.decode()
         results = (self.folder / "results").glob("[!.]*")
@@ -300,7 +304,7 @@ class Stream:
 
 
 def test_a_stream_waits_for_a_host_that_is_healed_in_time(tmp_path: Path, cluster: Cluster, places: list[int]) -> None:
-    """Barriers, reports and rows are late: the stream must neither start again nor commit what not all have."""
+    """Barriers, reports and rows are late: the stream must neither restart nor commit what not all workers have."""
     cut = seeds.dice("healed").choice(places)
     stream = Stream(tmp_path, cluster, "write", places[1], LONG_S)
     stream.await_file("stopped")
@@ -312,7 +316,7 @@ def test_a_stream_waits_for_a_host_that_is_healed_in_time(tmp_path: Path, cluste
 
 
 def test_a_stream_resumes_when_a_host_is_back(tmp_path: Path, cluster: Cluster, places: list[int]) -> None:
-    """The host was away for too long, and is taken for lost: what it has prepared and not committed is done again, by all."""
+    """The host was away for too long, and counts as lost: what it had prepared but not committed is done again, by all."""
     stream = Stream(tmp_path, cluster, "write", places[1], SHORT_S)
     stream.await_file("stopped")
     cluster.cut(places[2])
@@ -325,7 +329,7 @@ def test_a_stream_resumes_when_a_host_is_back(tmp_path: Path, cluster: Cluster, 
 def test_a_stream_goes_on_without_a_host_that_stays_cut_off(
     tmp_path: Path, cluster: Cluster, places: list[int]
 ) -> None:
-    """What starts again there would never reach the others: the hosts that are left have all of its work."""
+    """A worker restarted there would never reach the others: the remaining hosts take over all of its work."""
     cut = places[2]
     stream = Stream(tmp_path, cluster, "write", places[1], SHORT_S)
     stream.await_file("stopped")
@@ -337,10 +341,10 @@ def test_a_stream_goes_on_without_a_host_that_stays_cut_off(
 
 @pytest.mark.parametrize("method", ["prepare", "commit"])
 def test_a_host_dies_within_a_checkpoint(tmp_path: Path, cluster: Cluster, places: list[int], method: str) -> None:
-    """While its rows are on their way into a checkpoint, or that is durable and they are not out yet: either way each must come out once,
-    from the hosts that are left.
+    """While its rows are on their way into a checkpoint, or when the checkpoint is durable but they are not out yet:
+    either way, each must come out once, from the remaining hosts.
     """
-    # All hosts that have copies of the sink prepare and commit.
+    # All hosts that run copies of the sink prepare and commit.
     victim = seeds.dice(method).choice(places)
     stream = Stream(tmp_path, cluster, method, victim, SHORT_S)
     stream.await_file("stopped")
@@ -351,7 +355,7 @@ def test_a_host_dies_within_a_checkpoint(tmp_path: Path, cluster: Cluster, place
 
 
 def namespaces() -> set[str]:
-    """All network namespaces of processes on this machine."""
+    """The network namespaces of all processes on this machine."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -362,8 +366,8 @@ def namespaces() -> set[str]:
 
 
 def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
-    """It is taken down in the middle of a job, with one host cut off and one killed: no process, no namespace, no device, no group,
-    no shared memory, no file.
+    """The cluster is taken down in the middle of a job, with one host cut off and one killed: no process, namespace,
+    device, cgroup, shared memory or file may remain.
     """
     try:
         cluster = tidemill.hosts.up(3, cpus=4, name=f"gone-{os.getpid()}")
@@ -380,7 +384,7 @@ def test_nothing_of_a_cluster_stays(tmp_path: Path) -> None:
         env = {"TIDEMILL_FAILURE_TIMEOUT": str(LONG_S)}
         running = launched.start("run", "--on", cluster.name, "-n", "6", tmp_path / "app.py", env=env)
         launched.wait_until(lambda: len(counts(tmp_path)) == 6, "all workers")
-        # The workers, and who ends them when the launcher is killed.
+        # The workers, and the guard that ends them when the launcher is killed.
         pids = launched.children(running.pid)
         assert len(pids) >= 6
         cluster.cut(0)

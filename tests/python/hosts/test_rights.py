@@ -1,4 +1,4 @@
-"""Emulated hosts without the rights of root, and the one sentence that tells what is missing where they cannot be made."""
+"""Emulated hosts without root's rights, and the one sentence that says what is missing where they cannot be made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.hosts import HostsError, _commands, _rights
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-#: An ordinary user: not root, and without any right of root over what is outside of this namespace.
+#: An ordinary user: not root, and without root's rights over anything outside this namespace.
 ORDINARY = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 
 
@@ -28,7 +28,7 @@ def ran(before: Sequence[str], *command: str, **env: str) -> subprocess.Complete
 
 
 def _refused() -> str | None:
-    """Return why there are no ordinary users to be had here."""
+    """Why this machine cannot run as an ordinary user, if so."""
     if os.geteuid() != 0:
         return "needs root, to take rights away"
     if shutil.which("unshare") is None:
@@ -53,7 +53,7 @@ if comm.rank == 0:
 
 @needs_users
 def test_an_ordinary_user_has_hosts(tmp_path: Path) -> None:
-    """Each command has to find its way into the user namespace of the cluster, with a PATH that lacks sbin, as on Debian."""
+    """Each command must find its way into the cluster's user namespace, with a PATH that lacks sbin, as on Debian."""
     (tmp_path / "job.py").write_text(JOB)
     tidemill_ = f"{sys.executable} -m tidemill"
     script = f"""
@@ -84,13 +84,13 @@ def test_an_ordinary_user_has_hosts(tmp_path: Path) -> None:
     [("-all", "SYS_ADMIN, NET_ADMIN, SYS_CHROOT"), ("-net_admin", "NET_ADMIN"), ("-sys_chroot", "SYS_CHROOT")],
 )
 def test_rights_that_root_lacks_are_named(rights: str, names: str) -> None:
-    """As in a container, where the first worker would fail, or `ip` in words of its own."""
+    """As in a container, where otherwise the first worker would fail, or `ip` would complain in its own words."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv (of util-linux)")
     words = names.split(", ")
     if any(not _rights._capabilities() >> _rights._NEEDED[word] & 1 for word in _rights._NEEDED):
         pytest.skip("root lacks rights here already")
-    # /proc and the program's own files are root's, which needs no right to read them.
+    # Root owns /proc and the program's files, and needs no right to read them.
     done = ran(
         ["setpriv", f"--bounding-set={rights}", "--inh-caps=-all"], *launched.command("hosts", "up", "--hosts", "1")
     )
@@ -166,7 +166,7 @@ def test_what_programs_say_has_a_remedy(text: str, rootless: bool, ends: str) ->
 
 
 def test_settings_of_the_kernel_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ubuntu and Debian have one each that others lack."""
+    """Ubuntu and Debian each have one that others lack."""
     settings = {"kernel.a": ("0", "1"), "kernel.b": ("1", "0"), "user.c": ("0", "9"), "kernel.absent": ("0", "1")}
     monkeypatch.setattr(_rights, "_SETTINGS", settings)
     monkeypatch.setattr(_rights, "_SYSCTL", tmp_path)
@@ -178,7 +178,7 @@ def test_settings_of_the_kernel_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_groups_of_a_keeper_that_was_killed_go_with_the_next_cluster() -> None:
-    """Nobody was there to remove them, and on a machine that stays they would become many."""
+    """Nobody was left to remove them, and on a long-lived machine they would accumulate."""
     name = f"swept-{os.getpid()}"
     try:
         killed = tidemill.hosts.up(2, cpus=0.5, name=name)

@@ -15,7 +15,7 @@ import workers
 @pytest.mark.parametrize("count", [24, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_many_workers_on_few_cores_finish(tmp_path: Path, transport: str, count: int) -> None:
-    """Waiting workers must give their core away, or so many would starve each other."""
+    """Waiting workers must yield their core, or so many would starve each other."""
     program = """
         import numpy as np
         from tidemill.mpi import MPI
@@ -52,7 +52,7 @@ def _available_gib() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_messages_over_2_gib(tmp_path: Path, transport: str) -> None:
-    """A 32-bit count anywhere on the way would cut the message or refuse it."""
+    """A 32-bit count anywhere along the way would truncate the message or refuse it."""
     program = """
         import numpy as np
         from tidemill.mpi import MPI

@@ -22,7 +22,8 @@ HOSTS = 4
 SLOW = 2
 cluster = tidemill.testing.hosts(HOSTS, scope="module", bandwidth="40mbit")
 
-#: Rows of some kB by key, as many as the links take. Each worker writes how many it has read, and each epoch how many of each key were committed.
+#: Rows of several kB by key, as many as the links carry. Each worker writes how many it has read, and each epoch how
+#: many of each key it committed.
 PROGRAM = """
 import json
 import logging
@@ -81,13 +82,13 @@ counts.write_stream(Counts(), name="slow", checkpoint=checkpoint, controller=con
 
 
 class Stream:
-    """A stream of one worker on each host; its status files are those of worker 0's host."""
+    """A stream with one worker on each host; its status files are on worker 0's host."""
 
     def __init__(self, folder: Path, cluster: Cluster, controller: str) -> None:
         self.folder, self._cluster = folder, cluster
         (folder / "committed").mkdir()
         (folder / "app.py").write_text(textwrap.dedent(PROGRAM))
-        # Hosts number their processes alike, and share files: worker 0's status would be another one's.
+        # Hosts number their processes alike, and share files: worker 0's status would mix with another's.
         (folder / "launch.sh").write_text(
             'mkdir -p "$1/run-$(uname -n)"; XDG_RUNTIME_DIR="$1/run-$(uname -n)" exec "${@:2}"'
         )
@@ -104,7 +105,7 @@ class Stream:
         self._running.communicate()
 
     def top(self) -> dict[str, Any] | None:
-        """What worker 0 says of the whole job, once it says anything."""
+        """What worker 0 says about the whole job, once it says anything."""
         assert self._running.poll() is None, self._running.communicate()
         env = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder / f"run-{self._cluster.hosts[0].name}")}
         command = [*self._cluster.prefix(0), *launched.command("top", "--json")]
@@ -120,7 +121,7 @@ class Stream:
         launched.wait_until(holds, what)
 
     def ended(self) -> None:
-        """Let it end, and check that each row was counted once."""
+        """Let it end, and check that each row counted once."""
         (self.folder / "stop").touch()
         _, errors = self._running.communicate(timeout=launched.PATIENCE_S)
         assert self._running.returncode == 0, errors.decode()
@@ -136,7 +137,9 @@ def slow_host(cluster: Cluster) -> Iterator[int]:
 
 
 def test_a_slow_link_is_named_while_checkpoints_go_on(tmp_path: Path, cluster: Cluster, slow_host: int) -> None:
-    """A barrier that waited behind megabytes on the slow link would come through after minutes, and nobody would know which host it is."""
+    """A barrier behind megabytes on the slow link would take minutes to arrive, and nobody would know which host is
+    slow.
+    """
     with Stream(tmp_path, cluster, "advise") as stream:
         stream.await_cluster(lambda status: (status["durable"] or 0) >= 2, "checkpoints")
         cluster.set(slow_host, incoming="2mbit")
@@ -154,7 +157,7 @@ def test_a_slow_link_is_named_while_checkpoints_go_on(tmp_path: Path, cluster: C
 
 
 def test_the_controller_moves_keys_away_from_a_slow_host(tmp_path: Path, cluster: Cluster, slow_host: int) -> None:
-    """The state of keys moves with them, while rows of theirs are on their way: none is lost, none counts twice."""
+    """The state of keys moves with them, while their rows are in flight: none is lost, none counts twice."""
     with Stream(tmp_path, cluster, "on") as stream:
         stream.await_cluster(lambda status: (status["durable"] or 0) >= 2, "checkpoints")
         cluster.set(slow_host, incoming="2mbit")
