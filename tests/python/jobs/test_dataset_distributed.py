@@ -15,7 +15,7 @@ import pytest
 import standing
 import workers
 
-#: Prints a digest of each query's rows; run by one worker in this form, too.
+#: Prints a digest of each query's rows; a single worker runs it in this form, too.
 QUERIES = r"""
 import hashlib, json, math, sys
 from pathlib import Path
@@ -111,7 +111,7 @@ for how in ["inner", "left", "right", "full", "semi", "anti"]:
             one.join(two, on="k", how=how).group_by("k").agg(n=tm.count()))
 
 def texts(column):
-    # Many rows would take Python longer than the query took.
+    # Hashing many rows in Python would take longer than the query.
     nested = pa.types.is_nested(column.type)
     found = pa.chunked_array([[str(value) for value in column.to_pylist()]], pa.string()) if nested else column.cast(pa.string())
     return found.fill_null("None")
@@ -146,7 +146,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def alone(program: tuple[Path, Path]) -> dict[str, str]:
-    """What one worker, and so DataFusion by itself, says."""
+    """What one worker, and so DataFusion by itself, prints."""
     result = subprocess.run([sys.executable, *program], capture_output=True, timeout=300)
     assert result.returncode == 0, result.stderr.decode()
     return dict(map(json.loads, result.stdout.decode().splitlines()))
@@ -164,7 +164,7 @@ def test_many_workers_give_the_rows_of_one(
 
 
 def test_spilling_gives_the_same_rows(program: tuple[Path, Path], alone: dict[str, str], tmp_path: Path) -> None:
-    """With a budget that most queries do not fit into, the same rows come, by way of the disk."""
+    """With a budget that most queries exceed, the same rows come out, by way of the disk."""
     env = {"TIDEMILL_MEMORY": "32MiB", "TIDEMILL_SPILL_DIR": str(tmp_path)}
     result = launched.run("run", "-n", "2", "--threads", "1", *program, env=env)
     assert result.returncode == 0, result.stderr.decode()
@@ -179,7 +179,7 @@ import tidemill as tm
 
 job = tm.init()
 wide = tm.from_dict({"x": list(range(20_000))}).select(*((tm.col("x") + i).alias(f"x{i}") for i in range(64)))
-# Columns of a block that another worker has sent lie in one allocation.
+# Columns of a block received from another worker share one allocation.
 table = wide.filter(tm.col("x0") % 3 > 0).collect()
 assert len(table) == 13_333 and len(table.columns) == 64
 assert 64 * 8 * 13_333 <= table.nbytes < 3 * 64 * 8 * 13_333, table.nbytes
@@ -247,7 +247,7 @@ assert fine.count() == 3 * job.size
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_parts_of_different_columns(size: int) -> None:
-    """The columns that differ are told, and whose they are, on every worker; and the job goes on."""
+    """Every worker names the columns that differ, and whose they are; and the job goes on."""
     lines = standing.run_program(DIFFERENT, workers=size)[0].splitlines()
     last = f"worker {size - 1}"
     before = "from_local: the parts of a table have different columns: "
@@ -280,7 +280,7 @@ assert job.comm.allreduce(float(arrays["f"].sum())) == sum(range(100_000)) * 0.5
 again = tm.from_local(tm.Table.from_numpy({"f": arrays["f"]}))
 assert again.select(n=tm.count(), s=tm.col("f").sum()).to_dict() == {"n": [100_000], "s": [sum(range(100_000)) * 0.5 + 100_000]}
 
-# Written by all, read by all.
+# All write, and all read.
 assert data.write_parquet(folder / "plain") == 100_000
 assert data.write_parquet(folder / "parts", partition_by=["k"]) == 100_000
 assert data.sort("x").write_csv(folder / "sorted") == 100_000
@@ -293,7 +293,7 @@ assert sorted(path.name for path in (folder / "parts").iterdir()) == [f"k={k}" f
 assert tm.read_csv(folder / "sorted").count() == 100_000
 assert tm.read_parquet(folder / "none").columns == ["x", "k", "g"]
 if job.rank == 0:
-    # Sorted output is a folder for each range; what is read in the order of the paths is sorted.
+    # Sorted output has one folder per range; read in the order of the paths, it is sorted.
     files = sorted((folder / "sorted").rglob("*.csv"))
     assert len({file.parent for file in files}) == job.size
     lines = [line for file in files for line in file.read_text().splitlines()[1:]]
@@ -302,7 +302,7 @@ if job.rank == 0:
 assert "one worker" not in data.sort("x").limit(3).explain()
 assert "on one worker: RecursiveQueryExec" in tm.sql(
     "with recursive t as (select 1 as i union all select i + 1 from t where i < 9) select i from t").explain()
-# Parts that lie on workers, behind other tables.
+# Parts that lie on workers, after other tables.
 local = tm.from_local(tm.Table.from_numpy({"x": np.arange(5) + 10 * job.rank}))
 two = tm.from_dict({"x": [-1, -2]})
 assert two.union(local).count() == 2 + 5 * job.size
@@ -397,7 +397,7 @@ for function in collective, halfway, of_its_own, computes, no_table:
     assert ("NoneType" in told) if function is no_table else ("ZeroDivisionError" in told and "app.py" in told), told
     assert len(set(job.comm.allgather(told))) == 1
     assert time.monotonic() - begun < 30
-    # What comes after is not disturbed.
+    # The steps after it are not disturbed.
     assert data.count() == 8
 
 def waits(call, who):
@@ -422,7 +422,7 @@ for call, who, words in (
     try:
         data.bsp(waits(call, who), parallelism=copies)
     except tm.DataSetError as error:
-        # Not the traceback behind it, which may show the lines above.
+        # Not the traceback below it, which may show the lines above.
         told = str(error).splitlines()[0]
     else:
         raise AssertionError(words)
@@ -430,7 +430,7 @@ for call, who, words in (
     assert len(set(job.comm.allgather(told))) == 1
     assert time.monotonic() - begun < 9, "before the wait is explained as a long one"
     assert data.count() == 8
-# What was sent before is received, and to send what nobody takes keeps nobody.
+# What was sent earlier is received, and a send that nobody takes blocks nobody.
 def late(comm, table):
     if comm.rank == last:
         comm.send(np.ones(1_000_000), dest=0, tag=1) if last > 0 else None
@@ -467,7 +467,7 @@ print("done")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "copies"), [(1, 1), (2, 2), (3, 3), (1, 3), (2, 5)])
 def test_a_function_of_bsp_that_fails_ends_the_others(size: int, copies: int) -> None:
-    """The others waited for ever in their collective, or took the next action's for it."""
+    """The others waited forever in their collective, or mixed it up with the next action's."""
     assert standing.run_program(BSP, str(copies), workers=size) == ["done\n"] * size
 
 
@@ -494,7 +494,7 @@ else:
 
 
 def test_a_write_whose_first_worker_is_killed(tmp_path: Path) -> None:
-    """What it leaves neither comes out with the next write nor stays beside it."""
+    """Its leftovers neither appear in the next write's output nor stay beside it."""
 
     def hidden() -> list[Path]:
         return [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
@@ -537,7 +537,7 @@ back = tm.read_text(here / "texts").select(n=tm.col("line").cast("int64")).sort(
 array = np.concatenate([np.load(path) for path in sorted((here / "arrays").iterdir())])
 assert array.dtype == np.float64 and array[:, 0].tolist() == back and array[:, 1].tolist() == [n / 2 for n in back]
 assert len(list((here / "arrays").iterdir())) > 1
-# Each worker reads a share, of one file too.
+# Each worker reads a share, even of a single file.
 np.save(f"whole-{tm.init().rank}.npy", array)
 tm.init().comm.barrier()
 for arrays in tm.read_npy(here / "arrays", ["n", "half"]), tm.read_npy(here / "whole-0.npy", ["n", "half"]):
@@ -552,7 +552,9 @@ except tm.DataSetError as error:
 
 
 def test_workers_write_texts_and_arrays(tmp_path: Path) -> None:
-    """Each its partitions into files of their own, sorted ones in the order of their paths; a refusal is one for all."""
+    """Each writes its partitions into its own files, with sorted ones in the order of their paths; a refusal is the
+    same for all.
+    """
     with workers.Job(tmp_path, 2, PARTS, {"TIDEMILL_THREADS": "2"}) as job:
         first, second = job.succeed()
     assert first == second and "is null" in first and "part-0" in first, first
@@ -585,7 +587,9 @@ except tm.DataSetError as error:
 @pytest.mark.parametrize("waits", ["time.sleep(1000)", "while True: time.sleep(0.01)"])
 @pytest.mark.parametrize("ends", ["interrupt", "kill"])
 def test_a_function_that_blocks_keeps_nobody(waits: str, ends: str, tmp_path: Path) -> None:
-    """Ctrl-C and the loss of a worker end an action on all workers, whatever its functions wait for; so does a program's end."""
+    """Ctrl-C and the loss of a worker end an action on all workers, whatever its functions wait for; so does the
+    program's end.
+    """
     with workers.Job(tmp_path, 2, BLOCKED.replace("WAITS", waits), {"TIDEMILL_THREADS": "1"}) as job:
         for worker in job.workers:
             assert worker.stdout is not None and worker.stdout.readline() == "running\n"
@@ -627,7 +631,7 @@ if job.rank == 0:
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """A file that cannot grow, to spill to or to write to, is an error on all workers, and nothing is left."""
+    """A file that cannot grow, whether for spilling or for output, is an error on all workers, and nothing is left."""
     spill = tmp_path / "spill"
     spill.mkdir()
     env = {"TIDEMILL_MEMORY": "16MiB", "TIDEMILL_SPILL_DIR": str(spill), "TIDEMILL_THREADS": "1"}
@@ -640,7 +644,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     assert list(spill.iterdir()) == []
 
 
-#: Windows and joins below functions, and where rows are: every line must hold on any number of workers.
+#: Windows and joins below functions, and where rows are: every line must hold for any number of workers.
 PLACES = r"""
 import numpy as np
 import pyarrow as pa
@@ -655,7 +659,7 @@ small = tm.from_dict({"g": [1, 2, 1, 2], "i": [1, 2, 3, 4]})
 w = small.with_columns(w=col("i").sum().over("g"))
 rows = lambda data: sorted(tuple(row.values()) for row in data.to_pylist())
 right = [(1, 1, 4), (1, 3, 4), (2, 2, 6), (2, 4, 6)]
-# The planner must not lose what steps below a function need: sums would be of a part of the rows.
+# The planner must not lose what steps below a function need: sums would cover only part of the rows.
 m = w.map(lambda row: row)
 assert rows(m) == rows(w.flat_map(lambda row: [row])) == rows(w.map_batches(lambda batch: batch)) == right, rows(m)
 assert rows(m.map(lambda row: row).filter(lambda row: row["w"] > 4)) == right[2:]
@@ -692,13 +696,13 @@ for name, data in {"memory": memory, "csv": tm.read_csv(folder / "csv"), "parque
     assert {len(places) for places in job.comm.allgather(set(by_key.persist_local()["k"].tolist()))} != {7} or job.size == 1
     counts = job.comm.allgather(data.repartition(job.size).collect_local().num_rows)
     assert sum(counts) == n and max(counts) - min(counts) <= n // 50, (name, counts)
-    # And without being asked, of few rows, and those of a limit.
+    # Results of few rows, and those of a limit, do so without being asked.
     counts = job.comm.allgather(data.limit(100).collect_local().num_rows)
     assert sum(counts) == 100 and max(counts) - min(counts) <= job.size, (name, counts)
 few = tm.from_dict({"x": list(range(60))})
 counts = job.comm.allgather(few.bsp(lambda comm, table: table).collect_local().num_rows)
 assert sum(counts) == 60 and max(counts) - min(counts) <= 2 * job.size, counts
-# Rows of a small table keep their order though all threads have some.
+# Rows of a small table keep their order although all threads have some.
 assert few.map(lambda row: row).to_dict()["x"] == list(range(60))
 assert few.sort("x", descending=True).collect_local().num_rows in range(61)
 assert len(few.repartition(8).map(lambda row: row).to_dict()["x"]) == 60
@@ -708,5 +712,5 @@ assert len(few.repartition(8).map(lambda row: row).to_dict()["x"]) == 60
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_where_rows_are(tmp_path: Path, count: int) -> None:
-    """A program that counts on equal keys being together, or on all workers having rows, must not be wrong without a word."""
+    """A program that relies on equal keys being together, or on all workers having rows, must not silently be wrong."""
     standing.run_program(PLACES, tmp_path, workers=count)

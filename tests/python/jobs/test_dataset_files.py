@@ -1,4 +1,4 @@
-"""DataSets of files and of other libraries' tables: what is written is what is read, and what goes wrong is named."""
+"""DataSets of files and of other libraries' tables: what is written can be read back, and errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_json_keeps_types_that_json_has(data: tm.DataSet, tmp_path: Path) -> Non
 
 
 def test_csv(data: tm.DataSet, tmp_path: Path) -> None:
-    # CSV cannot tell an empty text from none.
+    # CSV cannot distinguish an empty text from null.
     assert data.with_columns(s=tm.col("s").fill_null("")).write_csv(tmp_path / "out") == 3
     found = tm.read_csv(tmp_path / "out")
     assert found.columns == list(COLUMNS)
@@ -84,7 +84,7 @@ def test_compressed_output(data: tm.DataSet, tmp_path: Path, compression: Any) -
     ],
 )
 def test_codecs_of_parquet(tmp_path: Path, compression: Any, codec: str) -> None:
-    """By the names that other libraries have for them; a level was asked for, and "none" unknown."""
+    """By the names that other libraries use; once a level was mandatory, and "none" unknown."""
     tm.from_dict({"x": [1, 2]}).write_parquet(tmp_path / "out", compression=compression)
     (file,) = (tmp_path / "out").iterdir()
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == codec
@@ -94,7 +94,7 @@ def test_codecs_of_parquet(tmp_path: Path, compression: Any, codec: str) -> None
     ("compression", "magic"), [("lz4", b"\x04\x22\x4d\x18"), ("zstd", b"\x28\xb5\x2f\xfd"), (None, None)]
 )
 def test_compression_of_ipc(tmp_path: Path, compression: Any, magic: bytes | None) -> None:
-    """What was asked for is what is in the files, of folders by columns too."""
+    """The files have the requested compression, also in folders by columns."""
     data = tm.from_dict({"x": [*range(5000)] * 2, "k": [0] * 5000 + [1] * 5000})
     for name, keys in (("whole", []), ("parts", ["k"])):
         assert data.write_ipc(tmp_path / name, compression=compression, partition_by=keys) == 10_000
@@ -143,7 +143,7 @@ for path in sys.argv[1:]:
     data = tm.read_csv(path)
     mine, counts = collect_in_order(data._native)
     everyone = comm.allgather((mine.column("n"), counts))
-    # The rows of each partition, whoever has it, one partition after the other.
+    # The rows of each partition, whoever has it, one partition after another.
     values, counts = zip(*[(iter(values), counts) for values, counts in everyone])
     found = [next(rows) for one in zip(*counts) for rows, count in zip(values, one) for _ in range(count)]
     partitions = sum(any(one) for one in zip(*counts))
@@ -157,7 +157,7 @@ for path in sys.argv[1:]:
 
 
 def squeezed(tmp_path: Path, text: bytes) -> list[Path]:
-    """The same text compressed in several ways: with its length told, in two members, and without its length."""
+    """The same text compressed in several ways: with a recorded length, as two members, and without a length."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     half = text.index(b"\n", len(text) // 3) + 1
     made = {
@@ -177,7 +177,9 @@ def squeezed(tmp_path: Path, text: bytes) -> list[Path]:
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 3), (2, 1), (3, 2)])
 def test_compressed_files_are_cut_between_workers_and_threads(workers: int, threads: int, tmp_path: Path) -> None:
-    """Each piece is decoded by itself: a line at a cut that is read twice or by nobody, pieces in another order, or a length that is wrong."""
+    """Each piece is decoded by itself: finds a line at a cut that is read twice or by nobody, pieces in the wrong
+    order, or a wrong length.
+    """
     rng = np.random.default_rng(0)
     noise = rng.integers(97, 123, (60_000, 12), dtype=np.uint8)
     lines = [b"%d,%s,%s\r\n" % (n, b"ab"[n % 2 : n % 2 + 1], noise[n, : 1 + n % 12].tobytes()) for n in range(60_000)]
@@ -192,7 +194,9 @@ def test_compressed_files_are_cut_between_workers_and_threads(workers: int, thre
 
 
 def test_what_is_wrong_in_a_piece_of_a_compressed_file_is_named(tmp_path: Path) -> None:
-    """The line is that of the file, not of the piece, and the first of the bad ones, whichever piece is read first."""
+    """The line number counts from the file's start, not the piece's, and names the first bad line, whichever piece is
+    read first.
+    """
     rng = np.random.default_rng(0)
     lines = [b"%d,%d\n" % (n, value) for n, value in enumerate(rng.integers(1 << 62, size=60_000).tolist())]
     lines[15_000] = b"15000,many\n"
@@ -226,7 +230,7 @@ def test_layouts_of_csv(tmp_path: Path) -> None:
 
 
 def test_types_of_csv_with_long_values_of_several_lines(tmp_path: Path) -> None:
-    """DataFusion looks for types in blocks of 8 KiB, each by itself; a row may also go on in the next block of 1 MiB."""
+    """DataFusion infers types in blocks of 8 KiB, each by itself; a row may also continue in the next block of 1 MiB."""
     line = "x" * 1000
     texts = [f"{line}\n" * lines + "end" for lines in (0, 1, 9, 30, 1)]
     (tmp_path / "a.csv").write_text("n,text\n" + "".join(f'{n},"{texts[n % 5]}"\n' for n in range(400)))
@@ -296,7 +300,7 @@ def test_npy(tmp_path: Path) -> None:
 
 
 def test_npy_of_any_order(tmp_path: Path) -> None:
-    """Shares and batches that begin at another row than they say, or columns that are read as rows, are other values somewhere."""
+    """Shares and batches that begin at the wrong row, or columns read as rows, give wrong values somewhere."""
     shapes = [(0, 3), (1, 1), (1, 5), (7, 1), (20_001, 3), (8192, 2), (40, 3000), (50_000, 40)]
     orders: list[Literal["C", "F"]] = ["C", "F"]
     for dtype, shape, order in itertools.product(["?", "i1", "<u2", ">i4", ">f8", "<f2"], shapes, orders):
@@ -311,7 +315,9 @@ def test_npy_of_any_order(tmp_path: Path) -> None:
 
 
 def test_npy_of_records_and_times(tmp_path: Path) -> None:
-    """Fields lie where the header says, with what is between them, and NaT is null; as NumPy writes them in each version of the format."""
+    """Fields lie where the header says, with padding between them, and NaT is null; as NumPy writes them in each
+    version of the format.
+    """
     kind = np.dtype([("a", "u1"), ("b", ">f8"), ("ü", "<i2"), ("at", "<M8[ms]"), ("took", "<m8[us]")], align=True)
     assert kind.itemsize > 1 + 8 + 2 + 8 + 8
     array = np.zeros(20_000, kind)
@@ -321,7 +327,7 @@ def test_npy_of_records_and_times(tmp_path: Path) -> None:
     array["at"][7] = "NaT"
     for version in (1, 0), (2, 0), (3, 0):
         with open(tmp_path / "a.npy", "wb") as file:
-            # What the first cannot have, others are for.
+            # The later versions exist for what the first cannot express.
             saved = array if version != (1, 0) else array[["a", "b", "at"]].copy()
             np.lib.format.write_array(file, saved, version)
         data = tm.read_npy(tmp_path / "a.npy")
@@ -333,7 +339,7 @@ def test_npy_of_records_and_times(tmp_path: Path) -> None:
         times = table.to_dict()["at"]
         assert times[7] is None and times[:7] + times[8:] == np.delete(array["at"], 7).tolist()
     assert tm.read_npy(tmp_path / "a.npy", columns=list("vwxyz")).columns == list("vwxyz")
-    # Below each other, from files of other orders of bytes and axes.
+    # Concatenated, from files with different byte orders and axes.
     for name, order in ("1", "C"), ("2", "F"):
         np.save(
             tmp_path / f"{name}.npy", np.asarray([[1, 2], [3, 4]], dtype="<i4" if order == "C" else ">i4", order=order)
@@ -343,7 +349,7 @@ def test_npy_of_records_and_times(tmp_path: Path) -> None:
 
 
 def test_npy_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
-    """An array that is larger than any memory: nobody reads more of it than the query takes, or it would never end."""
+    """An array larger than any memory: reading more of it than the query needs would never end."""
     with open(tmp_path / "a.npy", "wb") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 35, 4)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -354,7 +360,7 @@ def test_npy_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_npy_is_read_for_the_columns_that_are_wanted(tmp_path: Path) -> None:
-    """Of an array in Fortran's order other columns may be lost, of what is only counted all: they are not looked at."""
+    """Of an array in Fortran order, other columns may be missing, and for a count, all: they are not read."""
     array = np.asfortranarray(np.arange(300_000).reshape(-1, 3))
     np.save(tmp_path / "a.npy", array)
     data = tm.read_npy(tmp_path / "a.npy", ["a", "b", "c"])
@@ -366,7 +372,7 @@ def test_npy_is_read_for_the_columns_that_are_wanted(tmp_path: Path) -> None:
         data.collect()
     os.truncate(tmp_path / "a.npy", 0)
     assert data.count() == data.select(one=tm.lit(1)).count() == 100_000
-    # Rows that lie as they are, of records: what is wanted is what is there.
+    # Records whose rows lie contiguously: only the wanted columns need to be there.
     kind = np.dtype({"names": ["k", "x", "y"], "formats": ["i1", "<f8", ">i2"], "offsets": [0, 4, 12], "itemsize": 14})
     records = np.zeros(70_000, kind)
     records["x"], records["y"] = np.arange(70_000) / 4, np.arange(70_000) % 1000
@@ -421,7 +427,7 @@ def test_output_is_all_or_nothing(data: tm.DataSet, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zstd"])
 def test_text_comes_back(tmp_path: Path, compression: Any) -> None:
-    """A line more or less, or in another place, would be another text; empty lines and a carriage return within one are lines too."""
+    """A line more or less, or moved, would change the text; empty lines and a carriage return within a line count, too."""
     lines = ["", " spaces ", "a\rb", '"quoted", not', "ä" * 1000, ""] + [f"line {number}" for number in range(50_000)]
     data = tm.from_dict({"text": lines})
     assert data.write_text(tmp_path / "out", compression=compression) == len(lines)
@@ -472,7 +478,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arrays_come_back(tmp_path: Path, dtype: str) -> None:
-    """Of one column and of several, of each type, over several files, by NumPy's own reader and by ours."""
+    """One column and several, of each type, over several files, read by NumPy's own reader and by ours."""
     array = (np.arange(60_000).reshape(20_000, 3) * 7919 % 251).astype(dtype)
     for name, whole in ("one", array[:, :1]), ("three", array):
         data = tm.from_arrow(
@@ -508,7 +514,9 @@ def test_columns_of_an_array_become_of_one_type(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_names_the_folder(tmp_path: Path) -> None:
-    """Who writes hears which file there is no room for and what to do, whatever its format; nothing is left, and room is there again."""
+    """Whatever the format, the error names the file without room and the remedy; nothing is left, and the space is free
+    again.
+    """
     with disks.small(tmp_path, "1m") as small:
         data = tm.from_dict({"x": list(range(300_000))}).select(x=(tm.col("x") * 7919).cast("str"))
         parts = data.with_columns(part=tm.col("x").str.len())
@@ -621,7 +629,9 @@ def test_broken_files_are_named(tmp_path: Path, files: dict[str, bytes], read: A
     ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
 )
 def test_files_that_are_cut_short_are_named(tmp_path: Path, suffix: str, compress: Any, rows_: int) -> None:
-    """Of two files the one that ends too early: whether types are given or found out, bad rows are left out or not."""
+    """The truncated one of two files is named, whether types are given or inferred, and whether bad rows are skipped or
+    not.
+    """
     lines = b"".join(b"%d,text %d\n" % (n, n * 7919 % 10_007) for n in range(rows_))
     for kind, whole in (("csv", b"n,s\n" + lines), ("txt", lines)):
         (tmp_path / kind).mkdir()
@@ -678,7 +688,7 @@ def test_pyarrow_in_and_out(data: tm.DataSet) -> None:
 
 
 def test_paths_above_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beneath a link, ``..`` is where the kernel says."""
+    """Below a link, ``..`` means what the kernel says."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
     monkeypatch.chdir(tmp_path / "a")
@@ -699,7 +709,7 @@ def test_texts_that_stand_for_null_are_exact(tmp_path: Path, monkeypatch: pytest
     data = tm.read_csv("~/a.csv", null=["N/A", "-", "("], columns=["q", "k"], on_error=on_error)
     assert data.schema["q"] == "Int64"
     assert data.to_dict() == {"q": [1, None, None, 4, None, 7], "k": ["a", "b", "c", None, "x.y", None]}
-    # A text that only contains the one for null is a value, for the type too.
+    # A text that merely contains the one for null is a value, and counts for the type.
     (tmp_path / "b.csv").write_text("q\n1\nN/A2\nN/A\n")
     assert tm.read_csv("~/b.csv", null="N/A", on_error=on_error).to_dict() == {"q": ["1", "N/A2", None]}
     with pytest.raises(tm.DataSetError, match=r"null= must be one or several strings"):
@@ -718,7 +728,7 @@ def test_other_libraries_in_and_out(library: str) -> None:
 
 
 def runs() -> pa.Table:
-    """Run-end encoded values: ``a, a, b, b, b``, on top and within others."""
+    """Run-end encoded values: ``a, a, b, b, b``, at the top level and nested."""
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), pa.array(["a", "b"]))
     within = pa.StructArray.from_arrays([runs], ["k"])
     return pa.table({"k": runs, "in": within, "v": [1, 2, 3, 4, 5]})
@@ -749,7 +759,7 @@ def test_run_end_encoded_values_are_written_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.list_view, pa.large_list_view])
 def test_views_of_lists_are_lists(kind: Any) -> None:
-    """Joins would take all of them for equal."""
+    """Joins would consider all of them equal."""
     values = [[1], [2, 3], None, []]
     views = pa.table({"k": pa.array(values, kind(pa.int64())), "v": [1, 2, 3, 4]})
     within = views.append_column("in", pa.StructArray.from_arrays([views["k"].combine_chunks()], ["k"]))
@@ -769,7 +779,7 @@ def test_unions_are_no_keys() -> None:
 
 
 def test_dictionaries_of_more_values_than_their_keys_count(tmp_path: Path) -> None:
-    """128 values are all that keys of 8 bits tell apart, of all batches together when they are put together."""
+    """Keys of 8 bits distinguish only 128 values, and concatenated batches share them."""
 
     def some(start: int) -> pa.Table:
         values = pa.array([f"v{i}" for i in range(start, start + 100)]).dictionary_encode()
@@ -797,7 +807,7 @@ def test_dictionaries_of_more_values_than_their_keys_count(tmp_path: Path) -> No
 
 
 def test_tables_go_in_and_out_without_copies() -> None:
-    """The rows that come out lie where pyarrow's own have lain."""
+    """The rows of the result lie where pyarrow's own have been."""
     before = pa.table({"n": pa.array(range(10_000)), "s": pa.array([f"word {i}" for i in range(10_000)])})
     after = pa.table(tm.from_arrow(before).collect())
     assert after.equals(before)
@@ -809,7 +819,7 @@ def test_tables_go_in_and_out_without_copies() -> None:
 
 
 def test_a_glob_of_folders_within_folders_has_each_file_once(tmp_path: Path) -> None:
-    """``**`` names a folder and those in it."""
+    """``**`` matches a folder and those in it."""
     for number, folder in enumerate(("a", "a/b", "a/b/c", "d")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "n.csv").write_text(f"n\n{number}\n")
@@ -832,7 +842,7 @@ def test_sql_reads_files(data: tm.DataSet, tmp_path: Path) -> None:
     data.write_parquet(tmp_path / "out.parquet")
     file = next((tmp_path / "out.parquet").iterdir())
     assert tm.sql(f"select n from '{file}' where n > 1").to_dict() == {"n": [3]}
-    # As the read functions do.
+    # Like the read functions.
     pq.write_table(pa.table({"n": pa.array([7], pa.int32()), "new": ["a"]}), tmp_path / "out.parquet" / "z.parquet")
     for path in (f"{tmp_path}/out.parquet", f"{tmp_path}/out.parquet/*", f"file://{tmp_path}/out.parquet"):
         assert tm.sql(f"select n, new from '{path}' where n > 3").to_dict() == {"n": [7], "new": ["a"]}
@@ -864,7 +874,7 @@ def test_records(tmp_path: Path) -> None:
     assert [list(row.items()) for row in turned] == [list(row.items())[::-1] for row in found]
     assert data.select("key").sort("key").to_dict() == {"key": [row["key"] for row in found]}
     assert data.limit(3).to_pylist() == [{"key": raw[at : at + 2], "rest": raw[at + 2 : at + 6]} for at in (0, 6, 12)]
-    # What is behind a limit, or only counted, is not read.
+    # Data beyond a limit, or only counted, is not read.
     (tmp_path / "a.bin").write_bytes(raw[:18])
     assert (data.count(), len(data.limit(3).to_pylist())) == (len(found), 3)
     with pytest.raises(tm.DataSetError, match=r"a\.bin became shorter while it was read"):
@@ -894,7 +904,7 @@ def test_a_checkpoint_is_made_once(tmp_path: Path) -> None:
 
 
 def test_columns_of_json_that_only_some_files_have(tmp_path: Path) -> None:
-    """Those of the first file alone would be read, and the others left out in silence."""
+    """Only the first file's columns would be read, and the others silently dropped."""
     rows = {"a": ['{"n": 1}', '{"n": 2, "s": "x"}'], "b": ['{"n": 2.5, "new": [1]}'], "c": ['{"n": null, "s": "y"}']}
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -941,7 +951,7 @@ job.comm.Barrier()
 
 
 def test_what_may_not_be_looked_at_may_be_there(tmp_path: Path) -> None:
-    """Files that this user may not see are not said to be missing, and every worker says the same."""
+    """Files that this user may not see are not reported as missing, and every worker says the same."""
     shut, app = tmp_path / "shut", tmp_path / "app.py"
     shut.mkdir()
     (shut / "a.csv").write_text("x\n1\n")
@@ -960,7 +970,7 @@ def test_what_may_not_be_looked_at_may_be_there(tmp_path: Path) -> None:
 
 
 def test_checkpoints_by_the_url_of_a_folder(tmp_path: Path) -> None:
-    """The second time there was no mark of an object store in the folder, and the checkpoint could not be made anew."""
+    """The second time, the folder lacked an object store's mark, and the checkpoint could not be created."""
     made = []
 
     def seen(table: Any) -> Any:
@@ -974,7 +984,7 @@ def test_checkpoints_by_the_url_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
-    """There a program reads the same with `each_host` and without, columns of folders too."""
+    """On a single host a program reads the same with `each_host` and without, columns of folders too."""
     (tmp_path / "year=2024").mkdir()
     (tmp_path / "year=2024" / "a.csv").write_text("n\n1\n")
     found = tm.read_csv(tmp_path, each_host=True).to_pylist()
@@ -999,7 +1009,9 @@ def test_files_of_each_host_are_all_files_on_one(tmp_path: Path) -> None:
     ],
 )
 def test_one_file(tmp_path: Path, format: str, options: dict[str, Any]) -> None:
-    """The rows of all partitions in one file, in their order; nothing else is left, and an existing file is replaced only if that is wanted."""
+    """The rows of all partitions go into one file, in order; nothing else is left, and an existing file is replaced
+    only on request.
+    """
     data = tm.from_dict({"n": list(range(30_000)), 'a "b"': ["x,y"] * 30_000}).sort("n", descending=True)
     path = tmp_path / "deep" / f"whole.{format}"
     write, read = getattr(data, f"write_{format}"), getattr(tm, f"read_{format}")
@@ -1022,14 +1034,14 @@ def test_one_file(tmp_path: Path, format: str, options: dict[str, Any]) -> None:
 
 
 def test_files_that_lie_about_their_sizes(tmp_path: Path) -> None:
-    """An Arrow file may claim any length: it is an error of that file, and nobody allocates for it."""
+    """An Arrow file may claim any length: that is an error of the file, and nothing allocates for it."""
     table = pa.table({"a": list(range(1000)), "s": ["word"] * 1000})
     path = tmp_path / "a.arrow"
     for compression in ("lz4", "zstd"):
         with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
             out.write_table(table)
         whole = path.read_bytes()
-        # A compressed buffer begins with its length before compression.
+        # A compressed buffer begins with its uncompressed length.
         at = whole.index((8 * 1000).to_bytes(8, "little"))
         for claimed in (1 << 46, (1 << 63) - 1, -2, 1 << 32):
             path.write_bytes(whole[:at] + claimed.to_bytes(8, "little", signed=True) + whole[at + 8 :])
@@ -1047,7 +1059,7 @@ def test_files_that_lie_about_their_sizes(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_errors_that_name_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever bytes a file has, it is rows or an error with its name: no panic, no internal error, no end of the process."""
+    """Whatever bytes a file has, it gives rows or an error with its name: no panic, no internal error, no crash."""
     rng = random.Random(seed := 20261128)
     table = pa.table(
         {"a": [*range(300)], "s": [str(i % 7) * (i % 5) for i in range(300)], "l": [[i, None] for i in range(300)]}
@@ -1072,7 +1084,7 @@ def test_damaged_files_are_errors_that_name_them(tmp_path: Path, capfd: pytest.C
         for case in range(80):
             changed = bytearray(data)
             for _ in range(rng.choice((1, 1, 4, 30))):
-                # Sizes are where files are described, at either end.
+                # Sizes are in the metadata, at either end.
                 at = rng.choice((rng.randrange(len(data)), rng.randrange(min(400, len(data))), -rng.randrange(1, 400)))
                 changed[at % len(data)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
             path = tmp_path / name
@@ -1089,7 +1101,7 @@ def in_some_order(table: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> None:
-    """A column that begins empty, or a first file that has only a header, once made null of every later value."""
+    """A column that begins empty, or a first file with only a header, once made every later value null."""
     for name, files, values in (
         ("header", ["a,b\n", "a,b\n1,x\n"], {"a": [1], "b": ["x"]}),
         ("empty", ["a,b\n1,\n2,\n", "a,b\n3,7\n"], {"a": [1, 2, 3], "b": [None, None, 7]}),
@@ -1109,7 +1121,7 @@ def test_types_of_csv_come_of_all_files_and_lose_no_value(tmp_path: Path) -> Non
 
 
 def test_types_of_some_columns_are_given(tmp_path: Path) -> None:
-    """All others are found out; a column that is not there, or a schema that leaves some out, fails at the read."""
+    """All others are inferred; a column that does not exist, or a schema that lacks some, fails at the read."""
     file = tmp_path / "codes.csv"
     file.write_text("code,n,day\n007,1,2024-01-01\n7,2,2024-01-02\n")
     assert tm.read_csv(file, schema_overrides={"code": "str"}).to_dict()["code"] == ["007", "7"]
@@ -1121,7 +1133,7 @@ def test_types_of_some_columns_are_given(tmp_path: Path) -> None:
 
 
 def test_nan_of_parquet_files_is_read(tmp_path: Path) -> None:
-    """Statistics leave NaN out: a file of NaN and 1.5 was read as one of 1.5 alone."""
+    """Statistics omit NaN: a file of NaN and 1.5 was read as if it had only 1.5."""
     for number, values in enumerate([[math.nan, 1.5], [None, 1.5]]):
         tm.from_dict({"f": values, "file": [number] * 2}).write_parquet(tmp_path / str(number))
     table = tm.read_parquet(tmp_path)
@@ -1131,7 +1143,7 @@ def test_nan_of_parquet_files_is_read(tmp_path: Path) -> None:
 
 
 def test_byte_order_marks_are_no_part_of_a_file(tmp_path: Path) -> None:
-    """Editors write one; JSON failed on it, and text kept it."""
+    """Editors write a byte order mark; JSON failed on it, and text kept it."""
     for name, text in (("a.json", '{"a": 1}\n'), ("a.txt", "one\n"), ("a.csv", "a\n1\n")):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert tm.read_json(tmp_path / "a.json").to_dict() == {"a": [1]}
@@ -1140,7 +1152,7 @@ def test_byte_order_marks_are_no_part_of_a_file(tmp_path: Path) -> None:
 
 
 def last_value(path: Path, lines: list[str], **options: Any) -> Any:
-    """The last value of column ``v``, or what is wrong with it; None where its row is left out."""
+    """The last value of column ``v``, or the error; None where its row is skipped."""
     path.write_text("".join(f"{line}\n" for line in lines))
     read = tm.read_csv if path.suffix == ".csv" else tm.read_json
     try:
@@ -1152,7 +1164,9 @@ def last_value(path: Path, lines: list[str], **options: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_no_value_of_a_text_is_cut(tmp_path: Path) -> None:
-    """Times of day, fractions of seconds, leap seconds and floats without end were lost behind the rows that types are found from."""
+    """Times of day, fractions of seconds, leap seconds and very long floats were lost after the rows from which types
+    are inferred.
+    """
     day, time = "2024-01-01", "2024-01-01 10:00:00"
     cases: list[tuple[str, str, Any]] = [
         (day, "2024-01-02 10:30:00", "has a time of day"),
@@ -1218,7 +1232,7 @@ def test_codes_of_csv_stay_as_they_are(tmp_path: Path) -> None:
     assert [name for name, kind in strict.schema.items() if kind != "Utf8"] == ["n", "x"]
     assert all(strict.to_dict()[name] == columns[name] for name in ("zip", "hex", "phone", "price", "exp", "ok"))
     assert strict.to_dict()["x"] == [1.5, -2.0]
-    # A code behind the rows that types are found from.
+    # A code after the rows from which types are inferred.
     path.write_text("id\n7\n007\n")
     assert tm.read_csv(path, infer_rows=1).to_dict() == {"id": [7, 7]}
     with pytest.raises(tm.DataSetError, match=r'line 3: "007" is not of type Int64.*would be written otherwise'):
@@ -1280,7 +1294,7 @@ def test_a_column_of_the_files_names(tmp_path: Path) -> None:
             assert (found["k"], found["file"]) == (["a", "b"], paths), format
             only = read(folder, file_column="file", **options).filter(tm.col("file") == paths[1])
             assert only.select("k").to_dict() == {"k": ["b"]} and only.count() == 1, format
-    # Files whose columns differ, and one that is compressed.
+    # Files whose columns differ, and a compressed one.
     pq.write_table(pa.table({"n": [3], "more": ["x"]}), tmp_path / "parquet" / "k=a" / "other.parquet")
     found = tm.read_parquet(tmp_path / "parquet", file_column="file").sort("n")
     assert [Path(name).name for name in found.to_dict()["file"]][2] == "other.parquet"

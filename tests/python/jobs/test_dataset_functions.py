@@ -29,9 +29,9 @@ def test_batches() -> None:
     doubled = numbers().map_batches(double)
     assert doubled.schema == {"y": "Int64", "k": "Utf8"}
     assert rows(doubled.select(tm.col("y").sum())) == [(2 * sum(range(20_000)),)]
-    # Only what is asked for comes out, and steps go on after it.
+    # Only the requested columns come out, and further steps follow.
     assert doubled.filter(tm.col("y") > 39_990).sort("y").to_dict()["y"] == [39_992, 39_994, 39_996, 39_998]
-    # In one partition there is one batch; several threads have one each.
+    # One partition makes one batch; with several threads, each has one.
     many = numbers(10).repartition(1).map_batches(lambda batch: [batch, None or batch.slice(0, 1)])
     assert many.count() == 11
     assert numbers(10).map_batches(lambda batch: None, schema={"z": "int64"}).count() == 0
@@ -97,7 +97,7 @@ def test_reduce_and_keys() -> None:
             lambda: numbers(10).flat_map(lambda row: row),
             ["'x': 0", "flat_map takes a list of rows, but got one row"],
         ),
-        # What a function returns is looked at for many rows at once; the error names one all the same.
+        # Results of a function are checked for many rows at once; the error names one row all the same.
         (
             lambda: numbers(10).map(lambda row: {"y": "a" if row["x"] == 7 else 1}, {"y": "int64"}).collect(),
             ["returned {'y': 'a'} for the row {'x': 7, 'k': 'k0'}: ", 'in column "y"'],
@@ -204,7 +204,9 @@ if job.rank == 0:
 
 
 def test_functions_are_called_again() -> None:
-    """What fails once in a while is called again with the same rows; what always fails is an error in the end."""
+    """A function that fails occasionally is called again with the same rows; one that always fails is an error in the
+    end.
+    """
     calls: dict[int, int] = {}
 
     def flaky(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -226,7 +228,7 @@ def test_functions_are_called_again() -> None:
 
 
 def test_every_function_may_be_called_again() -> None:
-    """`retries` of each step that takes a function: without it the first failure ends the action."""
+    """`retries` exists on each step that takes a function: without it the first failure ends the action."""
 
     def sometimes(function: Any) -> Any:
         calls = iter(range(10**9))
@@ -259,10 +261,10 @@ def test_every_function_may_be_called_again() -> None:
 
 
 def test_each_call_gets_rows_as_they_came() -> None:
-    """A function that changes its row and then asks a service that fails had changed it twice in the end."""
+    """A function that changed its row before a failing service call changed it twice."""
 
     def at_first(function: Any) -> Any:
-        """The function, every second call of which fails when it has done all."""
+        """Wrap the function so that every second call fails after doing its work."""
         calls = iter(range(10**9))
 
         def busy(*arguments: Any) -> Any:
@@ -310,7 +312,7 @@ def test_each_call_gets_rows_as_they_came() -> None:
 
 
 def test_values_that_the_first_rows_do_not_show() -> None:
-    # Batches of their own: the first is looked at, the second would be guessed otherwise.
+    # Separate batches: types are inferred from the first; the second alone would give others.
     parts = [pa.record_batch({"x": list(range(from_, to))}) for from_, to in [(0, 200), (200, 300)]]
     data = tm.from_arrow(pa.Table.from_batches(parts))
     late = data.map(lambda row: {"y": row["x"] if row["x"] < 200 else None})
@@ -322,7 +324,7 @@ def test_values_that_the_first_rows_do_not_show() -> None:
 
 
 def test_a_table_without_rows_tells_its_types() -> None:
-    """The first hundred rows have none that the function keeps; that was "made no rows", though it had told the columns."""
+    """The function kept none of the first hundred rows; that was "made no rows", although it had declared the columns."""
     late = tm.from_dict({"x": list(range(1000))}).map_batches(lambda batch: batch.filter(pc.greater(batch["x"], 500)))
     assert late.schema == {"x": "Int64"} and late.count() == 499
     empty = numbers().filter(tm.col("x") < 0)
@@ -332,7 +334,7 @@ def test_a_table_without_rows_tells_its_types() -> None:
 
 
 def test_arrays_in_rows_are_lists() -> None:
-    """NumPy's arrays were values of which "no literal can be made"."""
+    """NumPy arrays were values of which "no literal can be made"."""
     times = np.array(["2020-01-01"], "M8[ns]")
     data = numbers(2).map(lambda row: {"a": np.arange(row["x"] + 1), "of": {"b": np.ones((1, 2), "f4")}, "t": times})
     assert data.sort(tm.col("a").list.len()).to_pylist() == [
@@ -349,7 +351,7 @@ def test_keys_are_equal_as_in_queries() -> None:
     summed = data.key_by("k").reduce(lambda a, b: {**a, "v": a["v"] + b["v"]})
     assert sorted(summed.to_dict()["v"]) == [2, 4, 9]
     assert data.key_by("rows").apply(lambda key, table: {"n": len(table)}).to_dict() == {"n": [5]}
-    # Lists are keys as well, although no dict of Python takes them.
+    # Lists can be keys as well, although Python's dicts cannot have them.
     nested = tm.from_dict({"k": [[1, 2], [3], [1, 2], None], "v": [1, 2, 3, 4]})
     summed = nested.key_by("k").reduce(lambda a, b: {**a, "v": a["v"] + b["v"]})
     assert sorted(summed.to_dict()["v"]) == [2, 4, 4]
@@ -375,7 +377,7 @@ except tm.DataSetError:
 
 
 def test_a_program_ends_well_while_functions_run(tmp_path: Path) -> None:
-    """A thread that was in a function of the program when the interpreter ended took the process with it."""
+    """A thread inside a function of the program when the interpreter ended crashed the process."""
     app = tmp_path / "app.py"
     app.write_text(ENDS)
     for _ in range(3):
@@ -416,7 +418,7 @@ for action in [
         assert action() and job.size == 1
     except tm.TidemillError as error:
         assert job.size > 1 and "cannot run a query or a graph, which all workers do together" in str(error), error
-# Where each worker has a copy, all come together.
+# Where each worker has a copy, all call together.
 assert graph(lambda out, context: out.send(small.count()), job.size) == {copy: [3] for copy in range(job.size)}
 assert small.bsp(lambda comm, table: data.limit(1).collect()).count() == job.size
 print("done")
@@ -425,5 +427,5 @@ print("done")
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_function_cannot_run_what_all_workers_run_together(workers: int) -> None:
-    """The worker waited for the others for ever, and they for what the function makes."""
+    """The worker waited for the others forever, and they waited for the function's result."""
     assert standing.run_program(WITHIN, workers=workers) == ["done\n"] * workers

@@ -1,4 +1,4 @@
-"""Structs, lists of them and maps in functions of the program: what comes in goes out, nulls at any depth included."""
+"""Structs, lists of them and maps in functions of the program: what goes in comes out, with nulls at any depth."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_what_comes_in_goes_out() -> None:
-    """As it is in tables of pyarrow, with types given and found out."""
+    """As in pyarrow's tables, with given and inferred types."""
     assert nested().collect().to_pylist() == ROWS == nested().to_arrow().to_pylist()
     for given in [SCHEMA, None]:
         same = nested().map(lambda row: row, given)
@@ -84,7 +84,7 @@ def test_what_comes_in_goes_out() -> None:
 
 
 def test_reductions() -> None:
-    """They have the columns that come in, whatever those are."""
+    """Reductions have the columns of their input, whatever those are."""
 
     def more(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
         return max(one, two, key=lambda row: (len(row["points"] or []), row["k"] or 0))
@@ -99,7 +99,7 @@ def test_reductions() -> None:
 
 
 def test_types_are_found_out() -> None:
-    """Of all rows that are looked at: one may have less than the others."""
+    """Types are inferred from all rows sampled: one may have fewer fields than the others."""
     rows = tm.from_dict({"i": [0, 1, 2]})
     made = {
         0: {"s": {"a": 1}, "l": [], "m": [("x", 1)]},
@@ -116,13 +116,13 @@ def test_types_are_found_out() -> None:
     )
     types = found.schema
     assert types["s"].startswith("Struct") and types["m"].startswith("Map") and "Float64" in types["l"]
-    # Steps in Rust go on with what was made.
+    # Rust steps continue with the result.
     assert found.select(a=tm.functions.scalar("get_field", tm.col("s"), "a")).drop_nulls().to_pylist() == [{"a": 1}]
-    # Later rows have less, or whole numbers where floats were.
+    # Later rows have fewer fields, or whole numbers where floats were.
 
 
 def test_types_by_name() -> None:
-    """As `schema` tells them they can be given."""
+    """`schema` accepts types in the form in which it prints them."""
     types = {
         "p": 'Struct("x": Int64, "tags": List(Utf8))',
         "m": 'Map("entries": non-null Struct("key": non-null Utf8, "value": Float64), unsorted)',
@@ -161,7 +161,7 @@ def test_errors_say_what_does_not_fit(made: dict[str, Any], given: Any, words: l
 
 
 def test_a_list_in_itself_is_an_error() -> None:
-    """It has no end, and the stack of a thread has one."""
+    """Such a list has no end, but a thread's stack has one."""
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(TypeError, match="more than 64 deep"):
@@ -169,7 +169,7 @@ def test_a_list_in_itself_is_an_error() -> None:
 
 
 def test_columns_that_come_later_are_an_error() -> None:
-    """Else they would be lost in silence."""
+    """They would silently be lost otherwise."""
     calls: list[int] = []
 
     def later(row: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_columns_that_come_later_are_an_error() -> None:
 
 
 def test_intervals_and_unions_in_python() -> None:
-    """Not texts that look like them: named tuples that compare as pyarrow's, and what a union holds."""
+    """Not texts that look like them: named tuples that compare like pyarrow's, and what a union contains."""
     days = pa.array([pa.MonthDayNano([1, 2, 3]), None, pa.MonthDayNano([-1, 0, 10**9])])
     union = pa.UnionArray.from_sparse(
         pa.array([0, 1, 1], pa.int8()), [pa.array([1, 2, 3]), pa.array(["a", "b", None])], ["n", "s"]
@@ -237,7 +237,7 @@ import tidemill as tm
 
 job, folder = tm.init(), sys.argv[1]
 n = 100_000
-# The first rows of each part of the table but one, of a thread or a worker, are null.
+# The first rows of each part of the table, of a thread or a worker, are null, except in one part.
 x = pa.array([float(i) if i < 50 or i % 9_000 > 5_000 else None for i in range(n)])
 table = pa.table({"i": range(n), "x": x})
 late = pa.table({"i": range(n), "x": pa.array([None if i < 200 else float(i) for i in range(n)])})
@@ -267,7 +267,7 @@ if job.rank == 0:
 
 
 def test_types_are_found_out_from_the_first_rows_of_all(tmp_path: Path) -> None:
-    """Any rows would be others on two workers than on one, and others the next time."""
+    """Rows chosen otherwise would differ between one worker and two, and from run to run."""
     lines = [f"{i},{i / 2 if i < 50 or i % 9_000 > 5_000 else ''}" for i in range(100_000)]
     for part in range(3):
         text = "\n".join(["i,x", *lines[part * 30_000 : (part + 1) * 30_000]])

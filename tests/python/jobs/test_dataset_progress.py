@@ -1,4 +1,6 @@
-"""What an action tells of itself: rows read, on worker 0's terminal; rows and times of its steps; and that it ends early when it can."""
+"""What an action reports about itself: rows read, on worker 0's terminal; rows and times of its steps; and that it
+stops as early as it can.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def test_the_rows_of_all_workers_are_shown_on_one(tmp_path: Path) -> None:
 
 
 def test_files_without_counts_are_estimated(tmp_path: Path) -> None:
-    """Of a text nobody knows the lines; of a compressed one not even the bytes."""
+    """The number of lines of a text is unknown; of a compressed one, even the number of bytes."""
     import gzip
 
     text = "x,y\n" + "".join(f"{i},{i}\n" for i in range(200_000))
@@ -111,7 +113,7 @@ def test_analyze_tells_what_all_workers_did(tmp_path: Path, size: int) -> None:
     assert "all: " in texts[0]
 
 
-#: Its rows are many times what may be under way between workers.
+#: Its rows are many times what may be in flight between workers.
 LIMITED = """
 import json
 import pyarrow as pa
@@ -131,7 +133,7 @@ print(json.dumps([len(found), calls]))
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_limit_stops_what_comes_before_it(tmp_path: Path, size: int) -> None:
-    """Through an exchange too."""
+    """Across an exchange, too."""
     with workers.Job(tmp_path, size, LIMITED, env={"TIDEMILL_THREADS": "2"}) as job:
         results = [json.loads(out) for out in job.succeed()]
     batches = 1_000_000 / 8192

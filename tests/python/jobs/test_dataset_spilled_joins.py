@@ -1,4 +1,4 @@
-"""Joins whose sides do not fit into memory: the rows of those that do, by way of the disk."""
+"""Joins whose sides exceed memory: the same rows as in memory, by way of the disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import workers
 
-#: Keys with nulls and one that half of the rows have, on the smaller side; texts, so that the side is larger than the budget.
+#: Keys with nulls and one that half of the rows have, on the smaller side; texts, so that the side exceeds the budget.
 PROGRAM = """
 import json
 import os
@@ -35,7 +35,7 @@ def long_table(rows, letters):
     numbers = np.arange(rows)
     return tm.from_arrow(pa.table({"k": numbers, "v": numbers, "text": np.char.zfill(numbers.astype(str), letters)}))
 
-# Few rows that are long: of all pairs there are as few as that leaves.
+# Few but long rows, so that even all pairs are few.
 c, d, e, f = long_table(160, 10_000), long_table(180, 10_000), long_table(24, 100_000), long_table(26, 100_000)
 near = "abs(c.v - 2 * d.v) < 2 and c.v % 3 <> 0 and c.text <> d.text"
 
@@ -88,7 +88,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_joins_on_disk_give_the_rows_of_joins_in_memory(
     in_memory: dict[str, object], size: int, tmp_path: Path
 ) -> None:
-    """Of every kind, with a budget that is far below either side; nothing is left of what was spilled."""
+    """Of every kind, with a budget far below either side; no spilled data is left."""
     spill = tmp_path / "spill"
     spill.mkdir()
     env = {"TIDEMILL_MEMORY": "2MiB", "TIDEMILL_SPILL_DIR": str(spill)}

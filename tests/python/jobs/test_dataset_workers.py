@@ -30,7 +30,7 @@ mine = pyarrow.table({"shop": [f"s{job.rank}"], "rank": [job.rank]})
 shops = tm.from_local(mine)
 by_shop = sales.group_by("shop").agg(tm.col("amount").sum(), n=tm.count())
 rows = by_shop.sort("shop").to_pylist()
-# All rows of any limit are the same on all workers, though which they are is nobody's promise.
+# All workers see the same rows of any limit, though no promise says which rows.
 some = sales.limit(7).to_pylist()
 only = by_shop.collect(root=job.size - 1)
 errors = []
@@ -81,7 +81,7 @@ def test_same_rows_on_any_number_of_workers(workers: int, tmp_path: Path) -> Non
 
 
 def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:
-    """Ctrl-C during a query that would run for hours raises KeyboardInterrupt, and threads of Python run meanwhile."""
+    """Ctrl-C during a query that would run for hours raises KeyboardInterrupt, and Python threads run meanwhile."""
     program = (
         "import threading, tidemill as tm\n"
         "n = tm.from_dict({'x': list(range(100_000))})\n"
@@ -106,7 +106,9 @@ def test_interrupt_ends_a_long_query(tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sort_of_long_rows_spills(tmp_path: Path, threads: int) -> None:
-    """Batches have 8192 rows however long these are: a merge held hundreds of MiB and was refused them, with room on disk."""
+    """Batches have 8192 rows however long these are: a merge that needed hundreds of MiB was refused them, despite room
+    on disk.
+    """
     program = """
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
@@ -137,7 +139,7 @@ print("done")
 
 
 def test_no_addresses_and_no_room_to_spill(tmp_path: Path) -> None:
-    """What the system refuses is an error with a remedy; without a look at it, threads that cannot start end the process."""
+    """A refusal by the system is an error with a remedy; unchecked, threads that cannot start would end the process."""
     program = """
 import random, resource, sys
 import tidemill as tm
@@ -174,7 +176,7 @@ except tm.DataSetError as error:
 
 
 def test_a_budget_spills(tmp_path: Path) -> None:
-    """A sort of more than the budget gives the same rows, through files that are gone afterwards."""
+    """A sort beyond the budget gives the same rows, through files that are gone afterwards."""
     program = (
         "import random, tidemill as tm\n"
         "x = list(range(1_000_000)); random.Random(1).shuffle(x)\n"
@@ -192,7 +194,7 @@ def test_a_budget_spills(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rows_640_mib(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight files of a million rows; the same numbers ``x`` in no order, ``y`` from 0, ``s`` of 64 digits."""
+    """Eight files of a million rows: the same numbers ``x`` in random order, ``y`` from 0, ``s`` of 64 digits."""
     folder = tmp_path_factory.mktemp("rows")
     random = np.random.default_rng(1)
     for part in range(8):
@@ -206,7 +208,7 @@ def rows_640_mib(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["sort", "group", "join", "window"])
 def test_the_process_stays_within_its_budget(what: str, rows_640_mib: Path, tmp_path: Path) -> None:
-    """Memory that nobody counts: the kernel would kill a worker that has promised to spill."""
+    """Finds uncounted memory: the kernel would kill a worker that promises to spill."""
     program = """
 import sys
 import threading
@@ -245,16 +247,16 @@ print((all_peak - before["VmRSS"]) / (256 << 20), (peak - before["RssAnon"]) / (
     command = [sys.executable, "-c", program, what, str(rows_640_mib)]
     result = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr.decode()
-    # The second says what of it is the process's own, and no pages of files.
+    # The second counts only the process's own memory, without pages of files.
     all_pages, own = map(float, result.stdout.split())
-    # A join reads two files at a time, with what Parquet takes for that.
+    # A join reads two files at a time, with Parquet's memory for that.
     assert all_pages < (1.5 if what == "join" else 1.25), f"{all_pages} of the budget, {own} without pages of files"
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["32MiB", "64MiB"])
 def test_a_small_budget_sorts_into_parquet(memory: str, rows_640_mib: Path, tmp_path: Path) -> None:
-    """What a sort takes for its merges, and what Parquet gathers before it writes, must leave room for each other."""
+    """A sort's memory for merges, and Parquet's buffers before it writes, must leave room for each other."""
     program = """
 import sys
 import tidemill as tm
@@ -290,7 +292,7 @@ def test_settings_that_cannot_be(name: str, value: str) -> None:
 
 
 def test_queries_after_fork_and_in_threads() -> None:
-    """A forked child has none of its parent's threads and must start its own; threads of Python query side by side."""
+    """A forked child has none of its parent's threads and must start its own; Python threads query concurrently."""
     program = (
         "import os, threading, tidemill as tm\n"
         "data = tm.from_dict({'k': list(range(100)) * 50})\n"

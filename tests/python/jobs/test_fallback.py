@@ -16,7 +16,7 @@ import pytest
 #: Numbers of system calls on x86-64.
 PROCESS_VM_READV, MEMFD_CREATE = 310, 319
 
-#: ``python refuse.py NUMBER RANKS PROGRAM...``: the program, to which the system call is refused if it is one of these ranks.
+#: ``python refuse.py NUMBER RANKS PROGRAM...`` runs the program, and refuses the system call to these ranks.
 REFUSE = """
 import ctypes, errno, os, struct, sys
 
@@ -61,7 +61,7 @@ pytestmark = pytest.mark.skipif(
 def job(
     folder: Path, refused: int, ranks: str, *options: str, env: dict[str, str] | None = None
 ) -> tuple[list[str], list[str]]:
-    """Run three workers, some of which are refused a system call; what they print, and what is said to the user."""
+    """Run three workers, some of which are refused a system call; return what they print, and what the user is told."""
     (folder / "refuse.py").write_text(REFUSE)
     (folder / "app.py").write_text(PROGRAM)
     command = [sys.executable, str(folder / "refuse.py"), str(refused), ranks, str(folder / "app.py")]
@@ -71,7 +71,9 @@ def job(
 
 
 def test_no_single_copies_is_said_once(tmp_path: Path) -> None:
-    """Each worker cannot read both others: six lines would say the same, and none would leave the user in the dark."""
+    """Each worker cannot read both others: six lines would repeat each other, and none would leave the user in the
+    dark.
+    """
     printed, said = job(tmp_path, PROCESS_VM_READV, "0,1,2")
     assert printed == [f"[{rank}] ['None', 'shm'] False" for rank in range(3)]
     [line] = said
@@ -80,7 +82,7 @@ def test_no_single_copies_is_said_once(tmp_path: Path) -> None:
 
 
 def test_no_shared_memory_of_one_worker_is_said_once(tmp_path: Path) -> None:
-    """Only the worker that is refused knows why; the line must have its reason, not that its peers miss it."""
+    """Only the worker that is refused knows why; the line must give its reason, not that its peers miss it."""
     printed, said = job(tmp_path, MEMFD_CREATE, "1")
     assert printed == [
         "[0] ['None', 'shm', 'tcp'] False",
@@ -103,7 +105,7 @@ def test_what_the_user_wants_is_no_warning(tmp_path: Path, options: list[str], e
 
 
 def test_shared_memory_that_is_asked_for_is_not_replaced(tmp_path: Path) -> None:
-    """Who asks for shared memory must not get something slower, with a warning or not."""
+    """A user who asks for shared memory must not get something slower, with or without a warning."""
     (tmp_path / "refuse.py").write_text(REFUSE)
     (tmp_path / "app.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "refuse.py"), str(MEMFD_CREATE), "1", str(tmp_path / "app.py")]
@@ -113,7 +115,7 @@ def test_shared_memory_that_is_asked_for_is_not_replaced(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("how", ["size=64k", "size=64k,ro"])
 def test_nothing_needs_dev_shm(tmp_path: Path, how: str) -> None:
-    """Containers have little of it, or none that can be written to: what is shared is memory without a name, and counts elsewhere."""
+    """Containers have little of it, or none that is writable: the shared memory has no name, and counts elsewhere."""
     (tmp_path / "program.py").write_text(PROGRAM)
     mounted = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {how} tmpfs /dev/shm && exec "$@"', "sh"]
     if subprocess.run([*mounted, "true"], capture_output=True).returncode != 0:

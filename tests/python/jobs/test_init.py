@@ -1,4 +1,4 @@
-"""Joining a job: what `init` gives, how often it may be called, and what happens around its end."""
+"""Joining a job: what `init` returns, how often it may be called, and what happens around its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_program_alone_is_a_job_of_one(tmp_path: Path) -> None:
 
 
 def test_a_job_is_joined_without_numpy(tmp_path: Path) -> None:
-    """Most of a worker's start would be the import of it, for programs that do not use it, too."""
+    """Importing NumPy would take most of a worker's start, even for programs that do not use it."""
     done = alone(
         tmp_path,
         """
@@ -140,7 +140,7 @@ def test_init_in_several_threads_joins_once(tmp_path: Path) -> None:
 
 
 def test_threads_communicate_at_the_same_time(tmp_path: Path) -> None:
-    """A thread that waits must not keep another one from its messages: the GIL is free in every wait."""
+    """A waiting thread must not keep another from its messages: every wait releases the GIL."""
     code, lines, err = on(
         2,
         tmp_path,
@@ -167,7 +167,7 @@ def test_threads_communicate_at_the_same_time(tmp_path: Path) -> None:
                 if got[0] != 10 * i + n:
                     wrong.append((i, n))
                 comms[i].Allreduce(MPI.IN_PLACE, got)
-                # A function of Python's needs the GIL, wherever the native code runs it.
+                # A Python function needs the GIL, wherever the native code runs it.
                 total = np.empty(1000)
                 comms[i].Iallreduce(np.ones(1000), total, op).Wait()
                 if total[0] != 2:
@@ -182,7 +182,7 @@ def test_threads_communicate_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_an_exception_in_a_thread_is_told_too(tmp_path: Path) -> None:
-    """The main thread of that worker goes on, but whoever waits for the thread's messages must not wait for ever."""
+    """The main thread of that worker goes on, but whoever waits for the thread's messages must not wait forever."""
     code, lines, err = on(
         2,
         tmp_path,
@@ -204,7 +204,7 @@ def test_an_exception_in_a_thread_is_told_too(tmp_path: Path) -> None:
 
 
 def test_who_is_alone_goes_on_after_an_exception() -> None:
-    """In a thread, and at a prompt: neither is the program's end, and nobody waits for what is gone."""
+    """In a thread, and at a prompt: neither ends the program, and nobody waits for a lost worker."""
     lines = """
 import threading
 import tidemill as tm
@@ -223,7 +223,7 @@ print("and still", comm.allreduce(3))
 
 
 def test_child_processes_are_no_workers(tmp_path: Path) -> None:
-    """What a worker starts must not try to take its place: neither by spawn nor as a program of its own."""
+    """A worker's children must not try to take its place, whether spawned or separate programs."""
     code, lines, err = on(
         2,
         tmp_path,

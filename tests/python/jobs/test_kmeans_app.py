@@ -1,4 +1,4 @@
-"""``tidemill kmeans``: what it finds in files, what it says of bad ones, what it writes."""
+"""``tidemill kmeans``: what it finds in files, what it says about bad ones, what it writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = Path(os.environ.get("TIDEMILL_DATA", Path(__file__).parents[3] / "../shar
 
 
 class Rank:
-    """A rank that reads alone: enough to check how a file is shared."""
+    """A rank that reads alone: enough to check how ranks share a file."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -55,7 +55,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
 def test_each_line_belongs_to_one_rank(tmp_path: Path, size: int, name: str, ending: str, last: bool) -> None:
-    """A line at the edge of two parts must be read once, however many parts there are."""
+    """A line at the boundary of two parts must be read once, however many parts there are."""
     lines = ["a,b"] + [f"{i},{'1' * (i % 9 + 1)}" for i in range(40)]
     path = write(tmp_path / name, ending.join(lines) + (ending if last else ""))
     table = numbers(path, size)
@@ -82,7 +82,7 @@ WHOLE = ["4,0,17", "9,255,3", "0,12,6"]
         ("2019,2020,2021", FRACTIONS, True, "is taken as a header; use --header no"),
         ("label,0,1", WHOLE, True, None),
         ("0,1,2", WHOLE, False, "looks like a header, but is taken as a row of data; --header yes|no"),
-        # Every line counts, one has a missing value, or the numbers do not count up: data.
+        # Data: every line counts, one has a missing value, or the numbers do not count up.
         ("0,1,2", ["3,4,5", "6,7,8"], False, None),
         ("NA,1,2", FRACTIONS, False, None),
         ("5,1,2", FRACTIONS, False, None),
@@ -93,7 +93,7 @@ WHOLE = ["4,0,17", "9,255,3", "0,12,6"]
     ],
 )
 def test_a_header_of_numbers(first: str, body: list[str], header: bool, note: str | None, tmp_path: Path) -> None:
-    """It was a row of data, silently, and moved the centres."""
+    """Such a header was silently taken for data, and moved the centers."""
     layout = _formats._sniff(write(tmp_path / "t.csv", "\n".join([first, *body]) + "\n"), None, None)
     assert layout.header == header
     assert layout.note is None if note is None else note in (layout.note or "")
@@ -275,7 +275,7 @@ def test_the_command_on_several_workers(tmp_path: Path, workers: int) -> None:
 
 
 def test_a_wrong_command_line_is_told_once() -> None:
-    """Every worker has it, but eight times the same usage is no help."""
+    """Every worker detects it, but printing the usage eight times would not help."""
     done = launched.run("kmeans", "-n", "3", "--clusters", "many")
     err = done.stderr.decode()
     assert done.returncode == 2 and err.count("usage:") == 1, err
@@ -317,7 +317,7 @@ def test_real_data() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
 def test_kdd_cup_on_two_workers(tmp_path: Path) -> None:
-    """Rows lost or doubled between workers, or clusters that differ from those of one worker."""
+    """Finds rows lost or duplicated between workers, or clusters that differ from those of one worker."""
     told = {}
     for workers in 1, 2:
         out = tmp_path / str(workers)

@@ -1,4 +1,4 @@
-"""However a job ends, its exit code is right, nothing of it is left, and the traceback is shown once."""
+"""However a job ends, its exit code is right, nothing is left behind, and the traceback appears once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import launched
 import pytest
 
-# What each worker does about signals comes first; then it starts a child, writes both pids, and stays.
+# Each worker sets up its signals first; then it starts a child, writes both pids, and stays.
 STAYS = """
 import os, pathlib, signal, subprocess, sys, time
 rank = int(os.environ["TIDEMILL_RANK"])
@@ -49,7 +49,7 @@ class StayingJob:
         self.pids = launched.pids_in(self.folder, 2 * workers)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; nothing of the job may be left. Returns the exit code and stderr."""
+        """Wait for the end, after which nothing of the job may remain. Returns the exit code and stderr."""
         _, err = self.job.communicate(timeout=launched.PATIENCE_S)
         launched.wait_until(lambda: not any(map(launched.is_running, self.pids)), f"the end of {self.pids}")
         launched.wait_until(lambda: not list(self.temporary.iterdir()), f"{self.temporary} to be empty")
@@ -57,7 +57,7 @@ class StayingJob:
 
 
 def fail(tmp_path: Path, text: str, workers: int = 3) -> tuple[int, str]:
-    """Run workers that install the crash hook and then `text`; the exit code and stderr."""
+    """Run workers that install the crash hook and then `text`; return the exit code and stderr."""
     (tmp_path / "tmp").mkdir()
     app = tmp_path / "fails.py"
     app.write_text(REPORTS + text)
@@ -108,7 +108,7 @@ def test_a_worker_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_ended_too(tmp_path: Path) -> None:
-    """A worker that somebody stopped (Ctrl-Z, a debugger) does not see SIGTERM until it is continued."""
+    """A stopped worker (Ctrl-Z, a debugger) does not see SIGTERM until it is continued."""
     job = StayingJob(tmp_path, "--grace", "1000", workers=1)
     for pid in job.pids:
         os.kill(pid, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_the_second_interrupt_kills(tmp_path: Path) -> None:
 
 def test_user_signals_are_passed_on_and_change_nothing(tmp_path: Path) -> None:
     job = StayingJob(tmp_path, first="signal.signal(signal.SIGUSR1, lambda *_: (here / f'usr{rank}').touch())")
-    # The children do not handle it: they end, which is no concern of the launcher's.
+    # The children do not handle it: they end, which does not concern the launcher.
     job.job.send_signal(signal.SIGUSR1)
     launched.wait_until(lambda: len(list(job.folder.glob("usr*"))) == 2, "SIGUSR1 at both workers")
     assert job.job.poll() is None
@@ -177,14 +177,14 @@ def test_suspending_the_launcher_suspends_the_workers(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    """Nobody can tell the workers' children then, and nobody removes the files, except the guard."""
+    """Then nobody but the guard knows the workers' children, and nobody else removes the files."""
     job = StayingJob(tmp_path, first="signal.signal(signal.SIGTERM, signal.SIG_IGN)", workers=3)
     job.job.kill()
     assert job.end()[0] == -9
 
 
 def test_nobody_reading_does_not_keep_the_launcher_from_hearing(tmp_path: Path) -> None:
-    """The pipe to the reader is full, and so is the launcher; a signal must still end the job."""
+    """The reader's pipe is full, and so is the launcher; a signal must still end the job."""
     job = StayingJob(tmp_path, first="subprocess.Popen(['yes', 'x' * 100])")
     launched.wait_until(lambda: launched.state(job.job.pid) == "S", "the launcher to be full")
     job.job.send_signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ def test_what_a_worker_leaves_running_is_ended(tmp_path: Path) -> None:
 
 
 def test_one_traceback(tmp_path: Path) -> None:
-    """Rank 2 fails last but began it; the tracebacks of those that failed because of it would hide its own."""
+    """Rank 2 fails last but caused it; the tracebacks of those that failed because of it would hide its own."""
     code, err = fail(
         tmp_path,
         "if rank == 2:\n"
@@ -234,7 +234,7 @@ def test_the_same_failure_everywhere_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_a_consequence_alone_is_shown(tmp_path: Path) -> None:
-    """Whatever it was that failed, somebody must be told something."""
+    """Whatever failed, the user must be told something."""
     code, err = fail(tmp_path, "if rank == 1: raise PeerFailed('of whom?')\n", workers=2)
     assert code == 1
     assert "[1] PeerFailed: of whom?" in err
@@ -277,7 +277,7 @@ def test_children_of_a_worker_do_not_report_in_its_name(tmp_path: Path) -> None:
 
 
 def test_a_job_is_started_again(tmp_path: Path) -> None:
-    """After a worker was killed the whole job runs again, and goes on from its checkpoint."""
+    """After a worker was killed, the whole job runs again, and resumes from its checkpoint."""
     app = tmp_path / "killed.py"
     app.write_text(
         f"""
@@ -327,12 +327,12 @@ def test_a_job_that_was_told_to_end_is_not_started_again(tmp_path: Path) -> None
 
 
 def test_a_job_at_a_terminal(tmp_path: Path) -> None:
-    """A question shows before its answer, typing reaches rank 0, and Ctrl-C ends the job."""
+    """A prompt appears before its answer, typing reaches rank 0, and Ctrl-C ends the job."""
     app = tmp_path / "asks.py"
     app.write_text(
         "import os, time\nif os.environ['TIDEMILL_RANK'] == '0': print('hello', input('name? '))\ntime.sleep(1000)\n"
     )
-    # `pty.fork` makes the terminal the controlling one, so that Ctrl-C means something.
+    # `pty.fork` makes the terminal the controlling one, so that Ctrl-C has an effect.
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ |= {"TERM": "xterm", "NO_COLOR": ""}

@@ -49,7 +49,7 @@ def test_info_of_a_job_is_json_for_programs() -> None:
 
 
 def test_workers_know_the_core_and_the_socket_they_are_pinned_to(tmp_path: Path) -> None:
-    """Each worker pins itself otherwise; what a peer is told must be what Linux says of that processor."""
+    """Each worker pins itself differently; what it tells its peers must match what Linux says about that processor."""
     processors = sorted(os.sched_getaffinity(0))
     pins = [{processors[0]}, {processors[-1]}, set(processors)]
     app = tmp_path / "app.py"
@@ -71,12 +71,12 @@ sys.stdout.write(json.dumps([[w[key] for key in ("rank", "host", "host_id", "cor
     assert {worker[-1] for worker in told[0][:-1]} == pids
 
     def place(pin: set[int]) -> list[int | None]:
-        """Cores that a pinned process may use, socket and core, as Linux has them."""
+        """The number of cores that a pinned process may use, then socket and core, according to Linux."""
 
         def the(what: str) -> int | None:
             files = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/{what}") for cpu in pin)
             found = {int(file.read_text()) for file in files}
-            # Virtual machines say -1 where they do not know.
+            # Virtual machines report -1 where they do not know.
             return found.pop() if len(found) == 1 and min(found) >= 0 else None
 
         socket = the("physical_package_id")
@@ -84,13 +84,13 @@ sys.stdout.write(json.dumps([[w[key] for key in ("rank", "host", "host_id", "cor
 
     for rank, (worker, pin) in enumerate(zip(workers, pins, strict=True)):
         assert worker[:3] == [rank, os.uname().nodename, 0]
-        # A quota of the container may allow less.
+        # A container's quota may allow fewer.
         assert 1 <= worker[3] <= len(pin)
         assert worker[4:] == place(pin)
 
 
 def test_workers_of_a_host_share_its_processors(tmp_path: Path) -> None:
-    """Where nothing binds them, as under srun without its plugin, each one used to start a thread for every processor."""
+    """Where nothing binds them, as under srun without its plugin, each used to start a thread for every processor."""
     app = tmp_path / "app.py"
     app.write_text(
         """
@@ -114,7 +114,7 @@ sys.stdout.write(json.dumps([job.rank, before, joined, threads, per_query, share
     for rank, before, joined, threads, per_query, pinned in map(json.loads, done.stdout.splitlines()):
         assert before == joined, "the launcher and the workers agree"
         assert joined[:3] == [cpus, 2, rank]
-        # A quota of the container may allow less.
+        # A container's quota may allow fewer.
         assert 0 <= joined[3] <= cpus // 2 and joined[4] == max(1, joined[3])
         assert threads == per_query == joined[4]
         assert pinned[0] == 1
@@ -138,7 +138,7 @@ def test_what_a_launcher_says_counts_before_a_job_is_joined(monkeypatch: pytest.
 
 
 def test_info_of_a_job_says_where_its_workers_are() -> None:
-    """People look at the table: each worker's host, and the core it has for itself."""
+    """For people to read: each worker's host, and the core it has for itself."""
     heads, *rows = launched.run("info", "--job", "-n", "2").stdout.decode().splitlines()
     assert heads.split()[:6] == ["rank", "host", "pid", "cores", "socket", "core"]
     for rank, row in enumerate(rows[:2]):
@@ -166,7 +166,7 @@ def test_version_and_help() -> None:
 
 
 def test_an_application_explains_itself_once() -> None:
-    """Its options are its own and those of the job; one worker is enough to say so."""
+    """Its help lists its own options and the job's; one worker is enough to print it."""
     result = launched.run("kmeans", "-n", "2", "--help")
     assert result.returncode == 0 and not result.stderr
     assert result.stdout.startswith(b"usage: tidemill kmeans") and b"--threads T" in result.stdout
@@ -178,7 +178,7 @@ def test_a_program_without_run_is_a_hint() -> None:
 
 
 def test_the_command_starts_quickly_without_numpy() -> None:
-    """Half a second of imports before every job would be felt; what is imported is what takes the time."""
+    """Half a second of imports before every job would be noticeable; imports are what takes the time."""
     code = "import sys, tidemill.cli; print(sorted({'numpy', 'pyarrow', 'pandas'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ, timeout=launched.PATIENCE_S)
     assert out.stdout == b"[]\n"

@@ -1,4 +1,4 @@
-"""What workers print arrives whole, once, in order, with the rank in front."""
+"""What workers print arrives intact, once, in order, with the rank in front."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def lines_of(output: bytes, rank: int) -> bytes:
-    """Return the lines of one rank without their prefix."""
+    """The lines of one rank without their prefix."""
     prefix = b"[%d] " % rank
     return b"".join(line[len(prefix) :] for line in output.splitlines(keepends=True) if line.startswith(prefix))
 
@@ -44,7 +44,7 @@ def test_a_last_line_without_its_end_is_shown() -> None:
 
 
 def test_any_bytes_and_lines_longer_than_a_pipe(tmp_path: Path) -> None:
-    """A line longer than the pipe's buffer comes in pieces, which must not be mixed with another worker's."""
+    """A line longer than the pipe's buffer arrives in pieces, which must not be mixed with another worker's."""
     app = script(
         tmp_path,
         "import os, sys, random\n"
@@ -60,7 +60,7 @@ def test_any_bytes_and_lines_longer_than_a_pipe(tmp_path: Path) -> None:
     assert result.returncode == 0
     for rank in range(2):
         sent = random.Random(rank).randbytes(3_000_000) + b"x" * 300_000 + b"\n"
-        # Splitting at newlines only: random bytes hold every other kind of line end.
+        # Split at newlines only: random bytes contain every other kind of line ending.
         prefix = b"[%d] " % rank
         got = b"".join(
             line[len(prefix) :] + b"\n" for line in result.stdout[:-1].split(b"\n") if line.startswith(prefix)
@@ -71,7 +71,7 @@ def test_any_bytes_and_lines_longer_than_a_pipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same", [False, True])
 def test_a_flood_loses_nothing(tmp_path: Path, same: bool) -> None:
-    """Also when both streams of every worker end in one file, no line is cut by another."""
+    """Even when both streams of every worker end up in one file, no line is cut by another."""
     app = script(
         tmp_path,
         "import os, sys\n"
@@ -98,7 +98,7 @@ def test_a_flood_loses_nothing(tmp_path: Path, same: bool) -> None:
 
 
 def test_output_appears_while_the_worker_runs(tmp_path: Path) -> None:
-    """Python keeps lines for a pipe back unless told not to; a user who watches a job would see nothing."""
+    """Python buffers output to a pipe by default; a user who watches a job would see nothing."""
     job = launched.start("run", "-n", "1", script(tmp_path, "print('now')\ninput()"), stdin=subprocess.PIPE)
     assert job.stdout is not None
     assert job.stdout.readline() == b"[0] now\n"
@@ -119,7 +119,7 @@ def test_input_goes_to_rank_0_only() -> None:
 
 
 def test_input_that_rank_0_does_not_read_stays_for_others() -> None:
-    """In ``while read line; do tidemill run ...; done < list`` the job must not eat the list."""
+    """In ``while read line; do tidemill run ...; done < list`` the job must not consume the list."""
     job = " ".join(launched.command("run", "-n", "2", "true"))
     result = subprocess.run(
         ["sh", "-c", f"{job}; cat"], input=b"one\ntwo\n", capture_output=True, timeout=launched.PATIENCE_S
@@ -144,7 +144,7 @@ def test_a_reader_that_leaves_ends_the_job(tmp_path: Path) -> None:
     [("<&-", 1, 1), (">&-", 0, 1), ("2>&-", 1, 0), ("<&- >&- 2>&-", 0, 0)],
 )
 def test_closed_standard_descriptors_are_harmless(closed: str, out: int, err: int) -> None:
-    """The launcher's own pipes would get their numbers, and output would be taken for something else."""
+    """The launcher's own pipes would get their numbers, and output would be misrouted."""
     job = " ".join(launched.command("run", "-n", "2", "sh", "-c", "'cat; echo out; echo err >&2'"))
     result = subprocess.run(
         ["sh", "-c", f"{job} {closed}"], stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S
@@ -155,7 +155,7 @@ def test_closed_standard_descriptors_are_harmless(closed: str, out: int, err: in
 
 
 def test_a_daemon_that_keeps_the_output_open_does_not_hold_the_job(tmp_path: Path) -> None:
-    """A process in a session of its own is not the job's any more, but it may still hold the pipes."""
+    """A process in its own session is no longer part of the job, but it may still hold the pipes."""
     app = script(
         tmp_path,
         "import subprocess, sys\np = subprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint(p.pid)\n",
@@ -168,7 +168,7 @@ def test_a_daemon_that_keeps_the_output_open_does_not_hold_the_job(tmp_path: Pat
 
 
 def test_the_environment_tells_a_worker_who_it_is(tmp_path: Path) -> None:
-    """Rank 0 listens on the socket that it was handed; the others find it at the address that they were given."""
+    """Rank 0 listens on the socket it inherited; the others find it at the address they were given."""
     app = script(
         tmp_path,
         "import os, socket\n"
@@ -186,7 +186,7 @@ def test_the_environment_tells_a_worker_who_it_is(tmp_path: Path) -> None:
         "    socket.create_connection((host, int(port))).sendall(e['RANK'].encode())\n",
     )
     options = ["--threads", "2", "--transport", "tcp", "--stall-warning", "2.5"]
-    # As if the launcher ran inside a worker: nothing of that worker's may leak.
+    # As if the launcher ran inside a worker: nothing of that worker may leak.
     result = launched.run(
         "run", "-n", "3", *options, app, env={"TIDEMILL_LISTEN_FD": "99", "TIDEMILL_RANK": "9", "OMP_NUM_THREADS": "2"}
     )
@@ -195,7 +195,7 @@ def test_the_environment_tells_a_worker_who_it_is(tmp_path: Path) -> None:
 
 
 def test_each_worker_has_cores_of_its_own(tmp_path: Path) -> None:
-    """Where there are fewer cores than workers nobody is bound: two on one core would wait for each other."""
+    """With fewer cores than workers, none is bound: two on one core would wait for each other."""
     app = script(tmp_path, "import os; print(*sorted(os.sched_getaffinity(0)), os.environ.get('TIDEMILL_BOUND'))")
     cores = {str(core) for core in os.sched_getaffinity(0)}
     for workers, options in [(1, []), (2, []), (2, ["--no-bind"]), (len(cores) + 1, [])]:
@@ -214,7 +214,7 @@ def test_each_worker_has_cores_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_secret_is_nobody_elses(tmp_path: Path) -> None:
-    """Arguments of every process can be read by every user."""
+    """Any user can read the arguments of any process."""
     app = script(
         tmp_path,
         "import os, pathlib\n"

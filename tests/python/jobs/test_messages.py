@@ -1,4 +1,4 @@
-"""Messages of all sizes, by each of the ways that length and transport choose between."""
+"""Messages of all sizes, by each of the ways that length and transport select."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROGRAM = """
             assert (found[at : at + size] == theirs).all() and not found[at + size :].any(), (size, at)
             found[:] = 0
 
-    # All at once, one direction; the last receive is posted first.
+    # All at once, in one direction; the last receive is posted first.
     messages = [message(0, size) for size in sizes]
     if comm.rank == 0:
         requests = [comm.Isend(data, peer, tag) for tag, data in enumerate(messages)]
@@ -45,8 +45,7 @@ PROGRAM = """
     if comm.rank == 1:
         assert all((room == data).all() for room, data in zip(rooms, messages, strict=True))
 
-    # Windows of messages that are offered and short, several of which one call may copy; every other one lies where
-    # copies stumble.
+    # Windows of offered and short messages, several of which one call may copy; every other one is misaligned.
     for size in 17 * KIB, 40 * KIB, 64 * KIB:
         window = [message(0, size + i) for i in range(40)]
         if comm.rank == 0:
@@ -59,7 +58,7 @@ PROGRAM = """
             MPI.Request.Waitall(requests)
             assert all((room == data).all() for room, data in zip(rooms, window, strict=True)), size
 
-    # A receive that is too short says so, and the next message arrives.
+    # A receive that is too short raises an error, and the next message arrives.
     for size in sizes[-1], 200 * KIB:
         if comm.rank == 0:
             comm.Send(message(0, size), peer)
@@ -74,7 +73,8 @@ PROGRAM = """
             comm.Recv(room, peer)
             assert room.all()
 
-    # A worker that computes is no obstacle to who waits for its message: rank 0 calls nothing until rank 1 has all.
+    # A worker that computes does not obstruct others that wait for its message: rank 0 calls nothing until rank 1 has
+    # all.
     if comm.rank == 0:
         requests = [comm.Isend(message(0, size), peer) for size in (200 * KIB, 900 * KIB, 3 * KIB * KIB)]
         import time
@@ -98,7 +98,7 @@ PROGRAM = """
 )
 @pytest.mark.parametrize("own_cores", [True, False])
 def test_messages_arrive_whole_by_every_way(tmp_path: Path, own_cores: bool, env: dict[str, str]) -> None:
-    """Workers with cores of their own poll for each other; those with one core for both have to sleep."""
+    """Workers with their own cores poll for each other; those that share one core must sleep."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if own_cores and len(cores) < 2:
         pytest.skip("needs two cores")

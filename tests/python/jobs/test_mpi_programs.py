@@ -1,7 +1,7 @@
 """Programs written for mpi4py give the right answers over Tidemill, on any transport and any number of workers.
 
-The programs are in `mpi_programs`; each is a script that says nothing of Tidemill. `harness.py` there tells how the same
-files run under the real mpi4py, which checks the programs themselves (`test_the_programs_hold_for_real_mpi`).
+The programs are in `mpi_programs`; each is a script that does not mention Tidemill. `harness.py` there explains how the
+same files run under the real mpi4py, which checks the programs themselves (`test_the_programs_hold_for_real_mpi`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROGRAMS = Path(__file__).parents[1] / "mpi_programs"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py") if file.stem not in ("harness", "everything"))
 #: Workers and transport of the jobs that run all programs.
 JOBS = [(1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "tcp")]
-#: A real mpi4py to check the programs with: the interpreter of an environment that has it, over Open MPI.
+#: A real mpi4py to check the programs against: the interpreter of an environment that has it, over Open MPI.
 PEER = Path(os.environ.get("TIDEMILL_PEER_PYTHON", Path(__file__).parents[3] / "bench/.peers/openmpi/bin/python"))
 
 
@@ -38,7 +38,7 @@ def check(workers: int, *options: str, names: list[str] = NAMES, **env: str) -> 
 
 
 def report(workers: int, *options: str, names: list[str], **env: str) -> tuple[int, str]:
-    """The exit code of a job, and what it printed; one that hangs is ended, and has failed."""
+    """The exit code of a job, and its output; a job that hangs is killed, and has failed."""
     try:
         done = run("run", "-n", str(workers), *options, PROGRAMS / "everything.py", *names, env=env)
     except subprocess.TimeoutExpired as error:
@@ -52,7 +52,7 @@ def has_passed(name: str, workers: int, text: str) -> bool:
 
 @cache
 def failures(workers: int, transport: str) -> dict[str, str]:
-    """What programs said that failed. One that fails ends its job; those behind it run in another."""
+    """The errors of the programs that failed. A failure ends the job; the programs after it run in another."""
     failed = {}
     left = NAMES
     while left:
@@ -60,7 +60,7 @@ def failures(workers: int, transport: str) -> dict[str, str]:
         begun = 0
         while begun < len(left) and has_passed(left[begun], workers, text):
             begun += 1
-        # A job that ends badly behind its last program is the fault of that one.
+        # A job that ends badly after its last program blames that program.
         if code != 0 or begun < len(left):
             failed[left[min(begun, len(left) - 1)]] = text
         left = left[begun + 1 :]
@@ -68,14 +68,14 @@ def failures(workers: int, transport: str) -> dict[str, str]:
 
 
 def jobs() -> list[Any]:
-    """Each job with all its programs in one process of pytest-xdist, which starts it once."""
+    """Each job, with all its programs, in one pytest-xdist process, so that it starts once."""
     return [
         pytest.param(*job, id=f"{job[0]}-{job[1]}", marks=pytest.mark.xdist_group(f"MPI programs {job}"))
         for job in JOBS
     ]
 
 
-# Whatever is drawn, one job has several workers and one goes by sockets.
+# Whatever is sampled, one job has several workers and one uses sockets.
 @pytest.mark.sampled(2, always=("tcp",), by="workers")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("workers", "transport"), jobs())
@@ -92,7 +92,7 @@ def test_each_by_itself() -> None:
 
 
 def test_without_single_copy() -> None:
-    """Kernels that forbid reading another process's memory: large messages go in pieces."""
+    """On kernels that forbid reading another process's memory, large messages go in pieces."""
     check(2, names=["p2p_buffers", "p2p_objects", "collectives_buffers"], TIDEMILL_SINGLE_COPY="0")
 
 
@@ -102,7 +102,7 @@ def test_without_single_copy() -> None:
     ids=["openmpi", "mpich"],
 )
 def test_started_by_mpirun(launcher: list[str]) -> None:
-    """Who has a cluster starts programs by what is there."""
+    """On clusters, programs start with whatever launcher is there."""
     if shutil.which(launcher[0]) is None:
         pytest.skip(f"needs {launcher[0]} (make setup-peers installs it)")
     if "openmpi" in launcher[0] and os.geteuid() != 0:
@@ -121,7 +121,7 @@ def test_started_by_mpirun(launcher: list[str]) -> None:
     reason="needs mpi4py over Open MPI (bench/setup_peers.sh makes it)",
 )
 def test_the_programs_hold_for_real_mpi() -> None:
-    """What the programs expect is what real MPI does, so that Tidemill is not measured against a misunderstanding."""
+    """The programs expect what real MPI does, so that Tidemill is not tested against a misunderstanding."""
     settings = {"TIDEMILL_TEST_MPI": "mpi4py", "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     settings["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     done = subprocess.run(
@@ -135,7 +135,7 @@ def test_the_programs_hold_for_real_mpi() -> None:
 
 
 def test_the_command_for_mpi4pys_own_tests(tmp_path: Path) -> None:
-    """A test passes when it passes on every rank, and what is out of scope is not run."""
+    """A test passes when it passes on every rank, and out-of-scope tests do not run."""
     (tmp_path / "arrayimpl.py").write_text("ArrayBackends = []\n")
     (tmp_path / "test_win.py").write_text("raise RuntimeError('is not run')\n")
     (tmp_path / "test_small.py").write_text(

@@ -1,4 +1,4 @@
-"""``tidemill nexmark``: its events are what Nexmark says, and all queries give what DuckDB gives."""
+"""``tidemill nexmark``: its events are Nexmark's, and all queries agree with DuckDB."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_all_answers_are_those_of_duckdb(workers: int) -> None:
 
 
 def test_events_that_come_at_a_rate() -> None:
-    """Slower than they could: time then passes in many small steps, and answers must be the same."""
+    """At a limited rate, time passes in many small steps, and answers must be the same."""
     pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
     done = run(2, *SMALL, "--rate", "40000", "--queries", "4-8", "--check")
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 
 def test_a_wrong_answer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A comparison that never finds anything would prove nothing, so DuckDB is asked for something else."""
+    """A comparison that never finds a difference would prove nothing, so DuckDB is asked for something else."""
     pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
     for number, other, said in (
         (2, "select auction, price from bid where auction % 123 = 0 and price < 1e7", "here, not of DuckDB"),
@@ -110,7 +110,7 @@ def signed(number: int) -> int:
 
 
 def chance(number: int) -> tuple[int, int]:
-    """The two words of chance of an event."""
+    """The two random words of an event."""
     mixed = signed((number + 1) * -7046029254386353131)
     first = signed((mixed ^ mixed >> 32) * -4658895280553007687)
     return first, signed((first ^ first >> 29) * 7046029254386353131)
@@ -157,7 +157,7 @@ def expected(count: int, step_us: int) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_events_are_what_the_rules_say() -> None:
-    """A plain loop makes the same, from the first event to where all persons and auctions that may be chosen are there."""
+    """A plain loop makes the same events, from the first to those for which all persons and auctions are available."""
     times = {
         name: (tm.col(name).cast("int64") - 1_767_225_600_000_000).alias(name) for name in ("date_time", "expires")
     }
@@ -174,7 +174,7 @@ def test_events_are_what_the_rules_say() -> None:
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_streams_have_the_rows_of_tables(splits: int) -> None:
-    """An event that depends on what came before it would be another one after a restart."""
+    """An event that depended on earlier ones would differ after a restart."""
     events = Events(10_007, 77)
     for name, stream in events.streams(splits=splits).items():
         seen: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ def test_streams_have_the_rows_of_tables(splits: int) -> None:
 
 
 def test_events_look_like_those_of_nexmark() -> None:
-    """Half of the bids are for one auction of a hundred, and of most kinds there are as many of each."""
+    """Half of the bids are for one auction in a hundred, and most kinds are equally frequent."""
     tables = Events(100_000).tables()
     counts = {name: table.count() for name, table in tables.items()}
     assert counts == {"person": 2000, "auction": 6000, "bid": 92_000}

@@ -1,4 +1,4 @@
-"""``repeatable=True``: sums of floats that are equal to the bit, whatever carries them and wherever the workers run."""
+"""``repeatable=True``: sums of floats that are equal to the bit, on any transport and wherever the workers run."""
 
 from __future__ import annotations
 

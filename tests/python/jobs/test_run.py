@@ -1,4 +1,4 @@
-"""`tidemill.run`: functions on new workers, from a script and from what is no script at all."""
+"""`tidemill.run`: functions on new workers, from a script and from other places."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_results_come_by_rank() -> None:
 
 
 def test_settings_are_passed_on_and_who_one_is_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget or a password that vanishes on the way; and workers that take their parent's place in its job."""
+    """Finds a budget or a password that is lost on the way, and workers that take their parent's place in its job."""
     settings = {"TIDEMILL_MEMORY": "64MiB", "TIDEMILL_SINGLE_COPY": "0", "TIDEMILL_KAFKA_USER": "me"}
     for name, value in {**settings, "TIDEMILL_RESTART": "7", "TIDEMILL_CRASH_DIR": "/nowhere"}.items():
         monkeypatch.setenv(name, value)
@@ -46,7 +46,7 @@ def test_settings_are_passed_on_and_who_one_is_is_not(monkeypatch: pytest.Monkey
 
 
 def test_memory_and_spill_dir(tmp_path: Path) -> None:
-    """As of the launcher; what is no size is refused before anything starts."""
+    """As for the launcher; an invalid size is refused before anything starts."""
 
     def settings() -> tuple[str | None, str | None]:
         return os.environ.get("TIDEMILL_MEMORY"), os.environ.get("TIDEMILL_SPILL_DIR")
@@ -58,7 +58,7 @@ def test_memory_and_spill_dir(tmp_path: Path) -> None:
 
 
 def test_datasets_stay_where_they_are() -> None:
-    """It was "cannot pickle NativeDataSet"; now it says what to do, of what goes in and of what comes back."""
+    """The error was "cannot pickle NativeDataSet"; now it says what to do, for arguments and for results."""
     data = tm.from_dict({"x": [1]})
     with pytest.raises(tm.DataSetError, match="make it inside the function that runs there"):
         tm.run(lambda: data.count(), workers=1)
@@ -161,7 +161,7 @@ def test_wrong_numbers_are_refused() -> None:
 
 
 def test_run_within_a_thread() -> None:
-    """A notebook's cells and a server's requests are not always the main thread."""
+    """A notebook's cells and a server's requests do not always run in the main thread."""
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(tm.run(lambda: tm.init().rank, workers=2)))
     thread.start()
@@ -170,7 +170,7 @@ def test_run_within_a_thread() -> None:
 
 
 def test_twenty_jobs_leave_nothing(tmp_path: Path) -> None:
-    """A notebook runs jobs for days. In a process of its own, whose descriptors nothing else changes."""
+    """A notebook runs jobs for days. In its own process, whose descriptors nothing else changes."""
     file = script(
         tmp_path,
         """
@@ -229,7 +229,7 @@ def test_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Also when it is killed and can say nothing."""
+    """Also when it is killed and cannot tell them."""
     file = script(
         tmp_path,
         f"""

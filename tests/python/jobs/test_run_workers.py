@@ -1,4 +1,4 @@
-"""`tidemill.Workers`: one function after another on workers that stay."""
+"""`tidemill.Workers`: one function after another on persistent workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_functions_run_in_the_same_processes(three: tm.Workers) -> None:
 
 
 def test_output_appears_before_the_result_is_there(three: tm.Workers, capfd: pytest.CaptureFixture[str]) -> None:
-    """With processes that stay there is no end of the output to wait for."""
+    """With persistent processes, there is no end of the output to wait for."""
 
     def talk(number: int) -> None:
         print(f"one {number}\nno end", end="")
@@ -53,7 +53,7 @@ def test_output_appears_before_the_result_is_there(three: tm.Workers, capfd: pyt
 
 
 def test_exceptions_come_back_and_the_next_call_works(three: tm.Workers) -> None:
-    """The others are in a collective that nobody will finish: in the same processes the next call would hang or fail."""
+    """The others are in a collective that will never finish: in the same processes, the next call would hang or fail."""
 
     def fail() -> None:
         comm = tm.init().comm
@@ -71,7 +71,7 @@ def test_exceptions_come_back_and_the_next_call_works(three: tm.Workers) -> None
 
 
 def test_ranks_out_of_step_are_found_where_it_happens(three: tm.Workers) -> None:
-    """Not in the next function, which is innocent."""
+    """Not in the next function, which is not at fault."""
 
     def skip_one() -> None:
         if tm.init().rank != 2:
@@ -83,7 +83,7 @@ def test_ranks_out_of_step_are_found_where_it_happens(three: tm.Workers) -> None
 
 
 def test_a_function_may_leave_the_job(three: tm.Workers) -> None:
-    """Programs for MPI end with Finalize; the next function needs new processes then."""
+    """MPI programs end with Finalize; then the next function needs new processes."""
 
     def finish() -> int:
         from tidemill.mpi import MPI
@@ -191,7 +191,7 @@ if how == "forked":
         except tm.CommError as error:
             print(error)
         workers.close()
-        # An end as of any program; it must not end the parent's workers either.
+        # A normal exit; it must not end the parent's workers either.
         sys.exit(0)
     os.waitpid(child, 0)
     print(workers.run(os.getpid) == pids)
@@ -205,7 +205,7 @@ if how == "forked":
 
 @pytest.mark.parametrize("how", ["exit", "garbage", "killed", "forked", "interrupted"])
 def test_no_worker_is_left(tmp_path: Path, how: str) -> None:
-    """However the program ends, and though it never closes them."""
+    """However the program ends, even if it never closes them."""
     (tmp_path / "app.py").write_text(textwrap.dedent(FORGOTTEN))
     command = [sys.executable, "app.py", how]
     with subprocess.Popen(
@@ -230,13 +230,13 @@ def test_no_worker_is_left(tmp_path: Path, how: str) -> None:
 
 
 def test_waiting_workers_take_no_processor_time(three: tm.Workers) -> None:
-    """One that polls would take all the time there is; a heartbeat takes thousandths."""
+    """A polling worker would use a whole core; heartbeats take a fraction of a percent."""
 
     def used() -> float:
         return sum(os.times()[:2])
 
     before = three.run(used)
-    # Time that others take makes the measured share smaller, never larger.
+    # Other processes' load makes the measured share smaller, never larger.
     threading.Event().wait(1.0)
     for start, end in zip(before, three.run(used), strict=True):
         assert end - start < 0.3
