@@ -372,7 +372,7 @@ def test_npy_is_read_for_the_columns_that_are_wanted(tmp_path: Path) -> None:
         data.collect()
     os.truncate(tmp_path / "a.npy", 0)
     assert data.count() == data.select(one=tm.lit(1)).count() == 100_000
-    # Records whose rows lie contiguously: only the wanted columns need to be there.
+    # Records, stored row by row: the result has just the wanted columns.
     kind = np.dtype({"names": ["k", "x", "y"], "formats": ["i1", "<f8", ">i2"], "offsets": [0, 4, 12], "itemsize": 14})
     records = np.zeros(70_000, kind)
     records["x"], records["y"] = np.arange(70_000) / 4, np.arange(70_000) % 1000

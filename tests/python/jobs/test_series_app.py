@@ -1,4 +1,4 @@
-"""``tidemill series``: the command in a fresh folder, what it prints and writes, bad input, the real prices."""
+"""``tidemill series``: the command in an empty folder, its output and files, bad input, real prices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = ("--sample-ids", "30", "--sample-days", "120", "--window", "60d", "--shi
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_without_arguments_there_is_a_market(workers: int, tmp_path: Path) -> None:
-    """What `make demo` runs, smaller, in a folder that has nothing."""
+    """What `make demo` runs, smaller, in an empty folder."""
     done = subprocess.run(
         launched.command("series", "-n", str(workers), "--no-prefix", *SMALL),
         cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S, check=False,
@@ -72,12 +72,12 @@ def test_the_market_is_the_same_for_a_seed(tmp_path: Path) -> None:
 
 
 def test_the_crash_pulls_the_market_together(tmp_path: Path) -> None:
-    """The generated market has what it is there to show: sectors, splits, gaps, and a crash."""
+    """The generated market has what it is meant to show: sectors, splits, gaps, and a crash."""
     prices, sectors = series.write_market(tmp_path, 120, 600)
     panel, report = series.clean(prices)
     for rule in ("negative", "duplicates", "duplicates_that_differ", "splits", "gaps"):
         assert report.counts[rule] > 0, rule
-    # All of the jumps are accounted for by the column.
+    # The column accounts for all of the jumps.
     assert np.nanmax(np.abs(np.diff(np.log(panel.values), axis=0))) < 0.6
     groups = series.read_groups(sectors, panel.ids)
     windows = series.windows(panel.times, "60d", "60d")
@@ -129,7 +129,7 @@ def test_bad_input(prices: Path, tmp_path: Path) -> None:
         "date,id,value\n" + "".join(f"2024-01-{day:02},{name},{day}\n" for day in range(1, 11) for name in "abc")
     )
     assert "no window has 4 ids" in refused(few, "--window", "5d", *out)
-    # Nothing that failed has left frames behind.
+    # Failed runs have left no frames behind.
     assert not (tmp_path / "out" / "index.jsonl").exists()
 
 
@@ -143,7 +143,7 @@ def test_frames_are_replaced_only_if_asked_for(prices: Path, tmp_path: Path) -> 
 
 
 def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
-    """Each changes what it says, and the frames are those of the same option in a program."""
+    """Each option changes the output, and the frames equal those of the same option in a program."""
     command = ("series", "--no-prefix", prices, "--window", "30d", "--shift", "30d")
     panel, _ = series.clean(prices)
     windows = series.windows(panel.times, "30d", "30d")
@@ -170,13 +170,13 @@ def test_options_reach_the_frames(prices: Path, tmp_path: Path) -> None:
     assert made["title"] == made["plain"]
     assert max(iterations["max_iter"]) == 3 < min(iterations["plain"])
     assert sum(iterations["tol"]) < sum(iterations["plain"])
-    # The first window alone is started from nothing: its temperatures take iterations of their own.
+    # Only the first window starts from nothing: its temperatures take iterations of their own.
     assert iterations["annealing"][0] > iterations["plain"][0]
     assert not np.allclose(made["no_weights"][0], made["plain"][0], atol=0.01)
 
 
 def test_frames_are_aligned_to_common_points_or_to_a_table_of_points(prices: Path, tmp_path: Path) -> None:
-    """What `--align common` leaves makes the same frames once more, and would do so of later days."""
+    """The result of `--align common` makes the same frames once more, and would for later days, too."""
     command = ("series", "-n", "2", "--no-prefix", prices, "--window", "20d", "--shift", "10d")
     common, table = tmp_path / "common", tmp_path / "table"
     for out, align in ((common, "common"), (table, common / "common.csv")):
@@ -192,7 +192,9 @@ def test_frames_are_aligned_to_common_points_or_to_a_table_of_points(prices: Pat
 
 
 def test_options_of_files(tmp_path: Path) -> None:
-    """Another delimiter, values that stand for none, and a table of groups whose column of ids cannot be told by its name."""
+    """Another delimiter, texts that stand for missing values, and a table of groups whose id column has an unknown
+    name.
+    """
     lines = [
         f"2024-01-{day:02};s{one};{'NA' if (day, one) == (5, 2) else day * one + 3};{1 + one}\n"
         for day in range(1, 11)
@@ -237,7 +239,7 @@ def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     while "Ctrl-C ends it" not in (line := running.stdout.readline().decode()):
         assert line, "it ended by itself"
         lines.append(line)
-    # From the first frame on, and again below all else that is said.
+    # From the first frame on, and again below everything else.
     assert any(re.search(r"the frames are at http://127\.0\.0\.1:\d+/\?token=", line) for line in lines)
     assert re.match(r"the page is at http://127\.0\.0\.1:\d+/\?token=\S+; Ctrl-C ends it", line)
     running.send_signal(signal.SIGINT)
@@ -267,7 +269,7 @@ def test_the_demo_does_not_wait_in_a_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     assert "tidemill view out/demo shows them" in done.stdout.decode()
     assert len(FrameReader(tmp_path / "out" / "demo")) == 5
-    # A terminal, as a reader has one.
+    # A terminal, as a user has.
     ours, theirs = pty.openpty()
     running = subprocess.Popen(
         demo, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
@@ -285,7 +287,7 @@ def test_the_demo_does_not_wait_in_a_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_example(workers: int, prices: Path, tmp_path: Path) -> None:
-    """With prices of one's own; it writes beside where it is started."""
+    """With the user's own prices; the output goes to the current folder."""
     program = ROOT / "examples" / "market.py"
     assert len(program.read_text().splitlines()) < 150
     more, _ = series.write_market(tmp_path / "years", 14, 290)
@@ -302,7 +304,7 @@ def test_the_example(workers: int, prices: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_without_groups(prices: Path, tmp_path: Path) -> None:
-    """Prices alone are shown, not the generated market."""
+    """Only prices are shown, not the generated market."""
     more, _ = series.write_market(tmp_path / "years", 14, 280, seed=5)
     shown = example(tmp_path, more)
     assert "280 times" in shown and f"tidemill view {Path('market-out')} shows them" in shown
@@ -314,7 +316,7 @@ def test_the_example_without_groups(prices: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not PRICES.exists(), reason=f"{PRICES} is not there; TIDEMILL_DATA names the folder of data sets")
 @pytest.mark.parametrize("groups", [(), (SECTORS,)])
 def test_the_example_with_real_prices(groups: tuple[Path, ...], tmp_path: Path) -> None:
-    """The columns of a real file are called as they are called, such as `Symbol` and `Sector`. A few stocks of three years."""
+    """Real files have columns like `Symbol` and `Sector`. A few stocks over three years."""
     tickers = ["AAPL", "CVX", "GE", "IBM", "INTC", "JNJ", "JPM", "KO", "MSFT", "PFE", "PG", "WFC", "WMT", "XOM"]
     some = tm.read_csv(PRICES).filter(tm.col("ticker").is_in(tickers) & (tm.col("date").cast("str") < "2007"))
     some.write_csv(tmp_path / "prices")
@@ -328,7 +330,7 @@ def test_the_example_with_real_prices(groups: tuple[Path, ...], tmp_path: Path) 
 
 
 def example(folder: Path, *arguments: Path) -> str:
-    """What the example prints."""
+    """The example's output."""
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "market.py", *arguments],
         cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=launched.PATIENCE_S, check=False,

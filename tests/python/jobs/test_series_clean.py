@@ -1,4 +1,4 @@
-"""Cleaning: every rule against cases made by hand, on one to four workers, from every kind of source, and bad input."""
+"""Cleaning: every rule against handmade cases, on one to four workers, from every kind of source, and bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill import series
 from tidemill.series._read import find_columns, steps_or_dates
 from tidemill.series._splits import Evidence, Split, adjust, detect, weigh
 
-#: Each rule has its rows; what a table must become is below it.
+#: Each rule has its rows; the expected table is below.
 ROWS = """\
 date,ticker,close,volume,split
 2024-01-02,BB,10,100,
@@ -82,7 +82,7 @@ def test_every_rule(prices: Path) -> None:
         "2024-01-05",
     ]
     assert (report.rows, report.ids, report.times, report.first, report.last) == (14, 3, 4, "2024-01-02", "2024-01-05")
-    # Of the values as they were traded: a split changes neither what was paid nor how much.
+    # Of traded values: a split changes neither the price paid nor the volume.
     assert panel.caps is not None
     assert panel.caps[:, 1].tolist()[::2] == [1000, 1000]
     assert panel.caps[:, 2].tolist() == [40, 42, 42, 10]
@@ -96,7 +96,7 @@ def test_rules_that_were_chosen(prices: Path) -> None:
     assert table(kept)["CC"] == [40, 42, 10.5, 2.5]
     assert report.counts["negative"] == report.counts["splits"] == 0
     missing, report = series.clean(prices, series.Rules(negative="missing"))
-    # The earliest of two is the earliest that has a value.
+    # The earlier of two rows is the earliest with a value.
     assert table(missing)["AA"] == [7.0, None, 6.0, None]
     assert (report.counts["negative"], report.counts["missing"]) == (1, 4)
     for wrong in ({"negative": "drop"}, {"splits": "guess"}):
@@ -107,7 +107,9 @@ def test_rules_that_were_chosen(prices: Path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
 def test_any_number_of_workers_makes_the_same_panel(workers: int, prices: Path) -> None:
-    """More workers than ids too; each has all of it, and "earliest" is by place in the file, whoever read which row."""
+    """Also with more workers than ids; each has the whole panel, and "earliest" goes by place in the file, whoever read
+    the row.
+    """
     program = (
         "import json, sys\nimport numpy as np\nimport tidemill as tm\nfrom tidemill import series\n"
         "panel, report = series.clean(sys.argv[1])\n"
@@ -142,9 +144,10 @@ for source in sys.argv[1:]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 3), (3, 1), (2, 3)])
 def test_the_earliest_is_the_first_in_the_files(workers: int, threads: int, tmp_path: Path) -> None:
-    """In files long enough to be read in pieces by several workers and threads, whole, compressed and several: the k-th value of a cell is k.
+    """In files long enough for several workers and threads to read in pieces, plain, compressed and several: the k-th
+    value of a cell is k.
 
-    Batches of a compressed file that are dealt to threads, or pieces of which each worker has some from here and there, would give others.
+    Batches of a compressed file dealt to threads, or pieces of which each worker has scattered ones, would give others.
     """
     rng = np.random.default_rng(0)
     seen: dict[tuple[int, int], int] = {}
@@ -176,7 +179,9 @@ def test_the_earliest_is_the_first_in_the_files(workers: int, threads: int, tmp_
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rows_of_a_dataset_have_the_order_of_its_sort(workers: int, tmp_path: Path) -> None:
-    """The earliest is the first of the sort; without one, behind a step that mixes rows, the least value counts wherever rows come to lie."""
+    """The earliest is the first in the sort order; without a sort, or after a step that mixes rows, the smallest value
+    counts, wherever rows end up.
+    """
     path = tmp_path / "rows.csv"
     rows = [f"s{row % 10},{row % 40},{1 + row // 40},{-row}\n" for row in range(20_000)]
     path.write_text("id,time,value,received\n" + "".join(rows))
@@ -198,7 +203,7 @@ def test_rows_of_a_dataset_have_the_order_of_its_sort(workers: int, tmp_path: Pa
 
 
 def test_all_sources_say_the_same(prices: Path, tmp_path: Path) -> None:
-    """CSV, compressed, in two files, with tabs, Parquet, Arrow, a DataSet, numbers for dates, times of day."""
+    """CSV, compressed, in two files, with tabs, Parquet, Arrow, a DataSet, numbers as dates, times of day."""
     expected, report = series.clean(prices)
     pa = pytest.importorskip("pyarrow")
     packed = tmp_path / "prices.csv.gz"
@@ -231,7 +236,7 @@ def test_all_sources_say_the_same(prices: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
-    """JSON has no other ones, and what wrote a Parquet file may not have known that they are dates."""
+    """JSON has only texts, and a Parquet file's writer may not have known that they are dates."""
     days = [f"2024-01-{number:02}" for number in range(1, 13)]
     rows = [{"id": name, "date": day, "price": 1.5 + n} for n, day in enumerate(days) for name in "ab"]
     texts = pa.Table.from_pylist(rows)
@@ -266,7 +271,7 @@ def test_dates_may_be_texts(workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zone", ["Australia/Sydney", "America/New_York", "+05:30", "UTC"])
 def test_days_are_those_of_the_columns_time_zone(zone: str) -> None:
-    """Days of Sydney were cut in the midst of its morning, as they were those of UTC."""
+    """Days in Sydney were cut in the middle of its morning, because they were UTC days."""
     days = np.arange("2024-03-25", "2024-04-24", dtype="datetime64[D]").astype("datetime64[us]")
     clock = (days[:, None] + np.array([0, 10, 23]) * np.timedelta64(1, "h")).ravel()
     naive = pa.array(np.repeat(clock, 2))
@@ -279,7 +284,7 @@ def test_days_are_those_of_the_columns_time_zone(zone: str) -> None:
 
 
 def test_an_hour_that_clocks_show_twice_keeps_its_times_apart() -> None:
-    """Two times that clocks show alike are no duplicates, and stay in their order."""
+    """Two times that clocks show alike are not duplicates, and keep their order."""
     times = np.arange("2024-04-06", "2024-04-08", 30, dtype="datetime64[m]").astype("datetime64[us]")
     table = pa.table(
         {"time": pa.array(times, pa.timestamp("us", "Australia/Sydney")), "id": ["a"] * 96, "value": np.arange(96.0)}
@@ -287,7 +292,7 @@ def test_an_hour_that_clocks_show_twice_keeps_its_times_apart() -> None:
     panel, report = series.clean(table, series.Rules(negative="keep"))
     assert panel.values.ravel().tolist() == list(range(96))
     assert report.counts["duplicates"] == 0
-    # From 2 to 3 in the night of 7 April twice: four half hours within one.
+    # The hour from 2 to 3 comes twice in the night of 7 April: four half hours in one.
     night = [time for time in panel.times.tolist() if time.day == 7 and time.hour == 2]
     assert [time.minute for time in night] == [0, 15, 30, 45]
 
@@ -301,7 +306,7 @@ def test_texts_with_offsets_are_of_utc_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_what_weights_come_from_is_called_so(tmp_path: Path) -> None:
-    """What was traded was called capital."""
+    """The traded value was called capital."""
     path = tmp_path / "prices.csv"
     path.write_text("date,id,price,volume,cap\n2024-01-02,a,1,2,3\n")
     assert series.clean(path)[0].caps_name == "capital"
@@ -310,7 +315,9 @@ def test_what_weights_come_from_is_called_so(tmp_path: Path) -> None:
 
 
 def test_capital_is_price_times_shares_outstanding(tmp_path: Path) -> None:
-    """By the price of the day, before it is adjusted for a split; where no shares are told it is not known, and so not 0."""
+    """By the price of the day, before its adjustment for a split; where no shares are given, capital is unknown, and
+    not 0.
+    """
     path = tmp_path / "crsp.csv"
     path.write_text(
         "permno,date,prc,vol,facpr,shrout\n"
@@ -325,18 +332,18 @@ def test_capital_is_price_times_shares_outstanding(tmp_path: Path) -> None:
     np.testing.assert_array_equal(panel.caps.T, [[4000, np.nan, 4200], [np.nan, 28, 35]])
     segment = panel.segment(series.windows(panel.times, "3d", 1)[0])
     assert segment.caps is not None and segment.caps.tolist() == [4100, 31.5]
-    # What is named counts: what was traded, or shares where there is a column of capital too.
+    # What the options name wins: traded volume, or shares even with a column of capital.
     assert series.clean(path, rules, volume="vol")[0].caps_name == "traded value"
     names = ["date", "id", "close", "adj close", "cap", "pieces"]
     assert (find_columns(names, {"shares": "pieces"}).cap, find_columns(names, {}).cap) == (None, "cap")
-    # Beside an adjusted value, by what was paid.
+    # Beside an adjusted value, the price paid counts.
     assert find_columns(names, {"shares": "pieces"}).price == "close"
     with pytest.raises(series.SeriesError, match="no column 'pcs' for the shares; there are"):
         find_columns(names, {"shares": "pcs"})
 
 
 def factors(path: Path, other: str = "0.5") -> None:
-    """A's two factors of its 3-for-2 are alike, those of B's 2-for-1 are not, and what stands for no split is."""
+    """A's two factors for its 3-for-2 agree, those of B's 2-for-1 do not, and other values mean no split."""
     rows = ["permno,date,prc,facpr,facshr\n"]
     for day, (a, b) in enumerate([(30.0, 20.0), (33, 22), (22, 11), (20, 10)], 2):
         rows.append(f"A,2024-01-0{day},{a},{'0.5,0.5' if day == 4 else '0,'}\n")
@@ -345,7 +352,7 @@ def factors(path: Path, other: str = "0.5") -> None:
 
 
 def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
-    """Also while they are followed; unless the columns are left alone."""
+    """Also while the file is followed; unless the columns are ignored."""
     path = tmp_path / "crsp.csv"
     factors(path)
     rules, named = series.Rules(split_is="added"), {"split": "facpr", "split_shares": "facshr"}
@@ -361,7 +368,7 @@ def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
         assert follower.report.counts["factors_differ"] == 1
     kept, report = series.clean(path, series.Rules(splits="keep"), **named)
     assert (table(kept)["B"], report.counts["factors_differ"]) == ([20, 22, 11, 10], 0)
-    # Alike but for rounding.
+    # Equal up to rounding.
     factors(path, "1.0000001")
     panel, report = series.clean(path, rules, **named)
     assert (table(panel)["B"], report.counts["factors_differ"]) == ([10, 11, 11, 10], 0)
@@ -370,7 +377,7 @@ def test_records_whose_two_factors_differ_are_left_out(tmp_path: Path) -> None:
 
 
 def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:
-    """pandas makes floats of whole numbers beside a gap."""
+    """pandas turns whole numbers beside a gap into floats."""
     path = tmp_path / "prices.csv"
     path.write_text("date,id,price\n2024-01-02,10000.0,1\n2024-01-02,600000.SS,1\n2024-01-02,1.5,1\n")
     assert series.clean(path)[0].ids.tolist() == ["1.5", "10000", "600000.SS"]
@@ -379,7 +386,7 @@ def test_ids_that_became_floats_are_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_no_number_names_its_column() -> None:
-    """It was "Cannot cast string", of whichever column."""
+    """The error was "Cannot cast string", without the column."""
     table = pa.table({"date": [20240102] * 2, "id": ["1", "b"], "price": ["99.5", "$100.12"], "volume": [1, 2]})
     with pytest.raises(
         series.SeriesError, match=r"values in column 'price' are text, and one is not a number: .*\$100\.12"
@@ -388,7 +395,7 @@ def test_a_text_that_is_no_number_names_its_column() -> None:
 
 
 def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
-    """Types are found out from the first thousand rows; an id or volume further down must not break that."""
+    """Types are inferred from the first thousand rows; an id or volume further down must not break that."""
     path = tmp_path / "permno.csv"
     lines = [f"{10000 + row},2024-01-02,1.5,100\n" for row in range(1500)]
     path.write_text("permno,date,prc,vol\n" + "".join(lines) + "TEXT,2024-01-02,1,1e6\n")
@@ -398,7 +405,7 @@ def test_ids_may_look_like_numbers_for_long(tmp_path: Path) -> None:
 
 def test_columns_are_found_by_usual_names_and_by_choice() -> None:
     found = find_columns(["Date", "Symbol", "Close", "Adj Close", "Volume", "Stock Splits"], {})
-    # Adjusted values are adjusted for splits; what was paid, and is multiplied by the volume, is another column.
+    # Adjusted values are adjusted for splits; the price paid, which multiplies the volume, is another column.
     assert (found.time, found.id, found.value, found.volume, found.split, found.price) == (
         "Date", "Symbol", "Adj Close", "Volume", None, "Close",
     )  # fmt: skip
@@ -432,7 +439,9 @@ def test_numbers_that_are_dates() -> None:
 
 
 def test_splits_are_found_by_their_jumps() -> None:
-    """Found: 2 for 1, 3 for 1, 1 for 10; not found: a fall by half in days that are like it, a fall by a third that is no ratio."""
+    """Found: 2 for 1, 3 for 1, 1 for 10; not found: a fall by half among days like it, and a fall by a third, which is
+    no ratio.
+    """
     rng = np.random.default_rng(1)
     calm = np.exp(3 + np.cumsum(rng.normal(scale=0.01, size=(5, 200)), axis=1))
     calm[0, 100:] /= 2
@@ -448,7 +457,9 @@ def test_splits_are_found_by_their_jumps() -> None:
 
 
 def quotes(path: Path, ratio: float = 2.0, told: float | None = None) -> list[str]:
-    """A year as Yahoo gives it: prices adjusted for the split of A, and B, which is not adjusted for its own. Returns the days."""
+    """A year in Yahoo's form: prices adjusted for A's split, and B, which is not adjusted for its own. Returns the
+    days.
+    """
     days: list[str] = np.busday_offset("2024-01-01", np.arange(60), roll="forward").astype(str).tolist()
     rng = np.random.default_rng(0)
     price = 100 * np.exp(np.cumsum(rng.normal(scale=0.01, size=(60, 2)), axis=0))
@@ -466,7 +477,7 @@ def quotes(path: Path, ratio: float = 2.0, told: float | None = None) -> list[st
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: Path) -> None:
-    """Twice adjusted, A would double on the day of its split. B's price does jump there."""
+    """Adjusted twice, A would double on the day of its split. B's price does jump there."""
     days = quotes(tmp_path / "quotes.csv")
     program = (
         "import sys\nimport numpy as np\nfrom tidemill import series\n"
@@ -482,7 +493,7 @@ def test_what_is_adjusted_already_is_not_adjusted_again(workers: int, tmp_path: 
 
     close = said("Close")
     assert close.startswith(f"[False, False] 1 1 [('A', '{days[30]}', 2.0)] []")
-    # The name says that it is adjusted; so the jump of B stays, and the volume is of the price that was paid.
+    # The name says that it is adjusted; so B's jump stays, and the volume goes with the price paid.
     adjusted = said("")
     assert adjusted.startswith("[False, True] 0 0 [] [\"splits in 'Stock Splits' were left alone")
     assert adjusted.rpartition("[")[2] == close.rpartition("[")[2]
@@ -505,7 +516,7 @@ def test_a_column_that_says_splits_where_nothing_jumps_is_refused_if_it_was_name
 
 @pytest.mark.parametrize(("ratio", "told"), [(2.0, 1.0), (1.5, 0.5), (0.1, -0.9)])
 def test_splits_as_crsp_tells_them(ratio: float, told: float, tmp_path: Path) -> None:
-    """FACPR is what was added to a share: taken for a ratio, 1 would be no split, and 0.5 one the other way round."""
+    """FACPR is what was added to a share: read as a ratio, 1 would mean no split, and 0.5 a reverse one."""
     path = tmp_path / "quotes.csv"
     quotes(path, ratio, told)
     path.write_text("".join(line for line in path.read_text().splitlines(True) if ",A," not in line))
@@ -524,7 +535,9 @@ SMALL = [(3, 0, 1.1), (9, 4, 2.0), (15, 1, 1.05), (20, 2, 1.1), (28, 3, 1.05)]
 
 
 def small_splits(adjusted: bool) -> tuple[list[str], set[float]]:
-    """Lines of prices, adjusted for those splits or not, that change by 2 % on a usual day; and the ratios that they must be divided by."""
+    """Lines of prices, adjusted for those splits or not, that usually change by 2 % a day; and the ratios to divide
+    them by.
+    """
     rng = np.random.default_rng(4)
     price = 100 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(40, 5)), axis=0))
     split = np.zeros(price.shape)
@@ -540,7 +553,9 @@ def small_splits(adjusted: bool) -> tuple[list[str], set[float]]:
 
 @pytest.mark.parametrize("adjusted", [False, True])
 def test_small_splits_go_by_those_of_the_table(adjusted: bool, tmp_path: Path) -> None:
-    """A twentieth more shares cannot be seen in one day's change, but a table is adjusted throughout or not at all. Followed, it is the same."""
+    """One day's change cannot show a twentieth more shares, but a table is adjusted throughout or not at all. The same
+    holds when followed.
+    """
     lines, _ = small_splits(adjusted)
     path = tmp_path / "prices.csv"
     path.write_text("date,id,price,split\n" + "".join(lines))
@@ -561,7 +576,9 @@ def test_small_splits_go_by_those_of_the_table(adjusted: bool, tmp_path: Path) -
 
 
 def test_what_no_value_shows_of_a_split() -> None:
-    """It is taken as told, and changes nothing for the others; nor do one that is far too large, or those that come later."""
+    """It is taken as given, and changes nothing for the others; nor does one that is far too large, or those that come
+    later.
+    """
     values = np.full((2, 9), 100.0)
     values[0, 3] = np.nan
     values[1, 6:] /= 1.1

@@ -1,4 +1,4 @@
-"""Panels that grow: a file that rows are appended to while it is followed, a folder that files come into, real processes."""
+"""Panels that grow: a file that is appended to while it is followed, a folder that receives files, real processes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def day(number: int) -> str:
 
 
 def rows(numbers: range, ids: int = 8, seed: int = 0) -> list[str]:
-    """The rows of some days, the same however they are asked for."""
+    """The rows of some days; any range gives the same rows."""
     rng = np.random.default_rng(seed)
     price = 50 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(200, ids)), axis=0))
     return [f"{day(n)},s{one},{price[n, one]:.4f},{100 + n},\n" for n in numbers for one in range(ids)]
 
 
 def until(follower: series.Follower, done: Callable[[], bool]) -> None:
-    """Poll until something has come; a test that waits for nothing would be over at once."""
+    """Poll until something has arrived; a test that waits for nothing would be over at once."""
 
     def look() -> bool:
         follower.poll()
@@ -51,7 +51,7 @@ def counts(follower: series.Follower) -> dict[str, int]:
 
 
 def test_a_day_is_over_when_the_next_one_comes(tmp_path: Path) -> None:
-    """With no settling in sight, the last day must wait, and half a line must not be taken for a price."""
+    """Without settling, the last day must wait, and half a line must not be taken for a price."""
     path = tmp_path / "prices.csv"
     follower = series.Follower(path, settle=3600, poll_interval=0.001)
     assert not follower.poll()
@@ -93,7 +93,7 @@ def test_a_quiet_file_has_had_its_day(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pieces", [1, 7, 40])
 @pytest.mark.parametrize("splits", ["column", "detect"])
 def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path: Path) -> None:
-    """Rules must do with rows that come bit by bit what they do with all at once: ids that come late, splits, all of it."""
+    """Rules must give the same whether rows come bit by bit or all at once: late ids, splits, all of it."""
     lines = rows(range(60))
     lines = [line for line in lines if not (line.startswith(tuple(map(day, range(30)))) and ",s3," in line)]
     lines.insert(200, lines[199])
@@ -107,13 +107,13 @@ def test_the_panel_is_that_of_the_whole_file(pieces: int, splits: str, tmp_path:
             lines[place] = ",".join([*fields[:2], f"{float(fields[2]) / 3:.4f}", *fields[3:]])
     if splits == "column":
         lines[333] = lines[333].rstrip("\n") + "3\n"
-        # Told of another, whose price does not jump.
+        # Given a different split, at which the price does not jump.
         lines[334] = lines[334].rstrip("\n") + "2\n"
     path = tmp_path / "prices.csv"
     path.write_text(HEAD)
     rules = series.Rules(splits=splits)  # type: ignore[arg-type]
     follower = series.Follower(path, rules, settle=0.0, poll_interval=0.001)
-    # At ends of days, as a day that has settled takes no more rows.
+    # Cut at ends of days, as a settled day takes no more rows.
     ends = sorted({0, *(len(lines) * piece // pieces for piece in range(1, pieces + 1)), len(lines)})
     at = 0
     for end in ends[1:]:
@@ -153,7 +153,7 @@ def test_rows_that_come_too_late_are_counted(tmp_path: Path) -> None:
 
 
 def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
-    """In the order of their names; hidden ones are not finished."""
+    """In the order of their names; hidden files are unfinished."""
     folder = tmp_path / "days"
     folder.mkdir()
     follower = series.Follower(folder, settle=0.0, poll_interval=0.001)
@@ -168,12 +168,14 @@ def test_files_that_come_into_a_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of(follower).values, expected.values)
 
 
-#: What lies below a folder: rows of all days by series, and names that are passed over.
+#: Files below a folder: rows of all days by series, and names that are skipped.
 PLACES = ("b/p.csv", "a/p.csv", "a/deep/p.csv", "a-b.csv", "c.csv", ".hidden/p.csv", "_made/p.csv", "a/.p.csv")
 
 
 def below(folder: Path, numbers: range) -> None:
-    """Each file has two series of its own, and one that the others have with other values; where a later one is there, the last line has no end."""
+    """Each file has two series of its own, and one that the others share with other values; unless it is the last, its
+    last line has no newline.
+    """
     for place, name in enumerate(PLACES):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,24 +188,24 @@ def below(folder: Path, numbers: range) -> None:
 @pytest.mark.parametrize("settle_s", [0.0, 3600.0])
 @pytest.mark.parametrize("pattern", ["", "*", "*/p.csv", "**/*.csv", "a/**/p.csv", "[ab]*/*.csv", "_made/*", "**"])
 def test_the_files_that_are_followed_are_those_that_are_read(pattern: str, settle_s: float, tmp_path: Path) -> None:
-    """Folders below were passed over, and patterns were one for a name: nothing came, and nobody was told."""
+    """Folders below were skipped, and patterns matched a single name: nothing came, without an error."""
     below(tmp_path, range(6))
     source = str(tmp_path / pattern)
     expected, report = series.clean(source)
     follower = series.Follower(source, settle=settle_s, poll_interval=0.001)
-    # Without settling the last day is never over.
+    # Without settling, the last day is never over.
     days = 5 if settle_s else 6
     until(follower, lambda: follower.panel is not None and len(of(follower).times) == days)
     assert of(follower).ids.tolist() == expected.ids.tolist()
     np.testing.assert_array_equal(of(follower).values, expected.values[:days])
     assert counts(follower).get("late", 0) == 0
     if not settle_s and pattern != "**":
-        # A file that is found twice is read twice, but followed once.
+        # A file found twice is read twice, but followed once.
         assert counts(follower) == {rule: count for rule, count in report.counts.items() if count}
 
 
 def test_a_file_that_comes_into_a_new_folder(tmp_path: Path) -> None:
-    """While it is followed: a folder for each month, of which the next one is not there yet."""
+    """While it is followed: a folder for each month, the next of which does not exist yet."""
     source = str(tmp_path / "**" / "*.csv")
     follower = series.Follower(source, settle=0.0, poll_interval=0.001)
     assert not follower.poll()
@@ -221,7 +223,7 @@ def test_a_file_that_comes_into_a_new_folder(tmp_path: Path) -> None:
 
 
 def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first piece of one file ended days of which the others had rows still to be read: these were late."""
+    """The first piece of one file ended days of which the others still had unread rows: these were late."""
     monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 300)
     below(tmp_path, range(12))
     expected, _ = series.clean(tmp_path)
@@ -233,13 +235,13 @@ def test_files_longer_than_a_piece_that_have_the_same_days(tmp_path: Path, monke
 
 @pytest.mark.parametrize("source", ["s3://bucket/prices.csv", "file:///tmp/prices.csv", "/tmp/[prices"])
 def test_a_source_that_can_never_come_is_an_error(source: str) -> None:
-    """It was waited for without a word."""
+    """The command waited for it without a word."""
     with pytest.raises(series.SeriesError, match=r"file system can be followed; give their path|Pattern syntax error"):
         series.Follower(source, poll_interval=0.001).poll()
 
 
 def parquet(path: Path, numbers: range) -> bytes:
-    """Write rows of some days into a Parquet file of several row groups; returns its bytes."""
+    """Write the rows of some days into a Parquet file of several row groups; return its bytes."""
     fields = [row.rstrip("\n").split(",") for row in rows(numbers)]
     table = pa.table(
         {
@@ -254,7 +256,7 @@ def parquet(path: Path, numbers: range) -> bytes:
 
 
 def test_parquet_files_that_come_into_a_folder(tmp_path: Path) -> None:
-    """Each is read when its end is there, and no later file before it: days that come first end those before them."""
+    """Each is read once its end is there, and no later file before it: its days would end those of earlier files."""
     folder, whole = tmp_path / "days", tmp_path / "whole"
     folder.mkdir()
     whole.mkdir()
@@ -309,7 +311,7 @@ def test_parquet_files_that_cannot_be_followed(tmp_path: Path) -> None:
 
 
 def test_parquet_and_csv_may_lie_in_one_folder(tmp_path: Path) -> None:
-    """Numbers that are dates, rows without an id: what is left out and what is a date does not depend on the file's kind."""
+    """Numbers as dates, rows without an id: what is skipped and what is a date does not depend on the kind of file."""
     dates = [20240102, 20240102, 20240103, 20240103]
     named = pa.table({"date": dates, "ticker": ["a", None, "a", "b"], "price": [1.0, 2.0, None, 4.0]})
     pq.write_table(named, tmp_path / "0.parquet")
@@ -401,7 +403,7 @@ ODD = {
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_files_are_followed_as_they_are_read(odd: str, tmp_path: Path) -> None:
-    """Following has a reader of its own: what it leaves out, takes for nothing or takes at all must be what a batch does."""
+    """Following has its own reader, which must skip, treat as missing and accept the same values as a batch."""
     text, options = ODD[odd]
     plain = "".join(rows(range(6), ids=4))
     path = tmp_path / ("prices.tsv" if odd == "tabs" else "prices.csv")
@@ -426,7 +428,7 @@ def test_odd_files_are_followed_as_they_are_read(odd: str, tmp_path: Path) -> No
 
 
 def test_the_last_line_of_each_file_of_a_folder_may_have_no_end(tmp_path: Path) -> None:
-    """Its last row must be there before the day of the next file makes it late, and without waiting for anything to settle."""
+    """Its last row must arrive before the next file's day makes it late, without waiting for anything to settle."""
     folder = tmp_path / "days"
     folder.mkdir()
     follower = series.Follower(folder, settle=3600, poll_interval=0.001)
@@ -440,7 +442,7 @@ def test_the_last_line_of_each_file_of_a_folder_may_have_no_end(tmp_path: Path) 
 
 
 def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A day that lies in two pieces has not settled between them: the rest of it would be late."""
+    """A day split between two pieces has not settled in between: the rest of it would be late."""
     monkeypatch.setattr("tidemill.series._tail._PIECE_BYTES", 500)
     path = tmp_path / "prices.csv"
     path.write_text(HEAD + "".join(rows(range(20))))
@@ -469,7 +471,7 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_taken_as_whole_and_goes_on_is_an_error(tmp_path: Path) -> None:
-    """Its file has a later one beside it, whose days would have ended its own."""
+    """A later file is beside it, whose days would have ended its own."""
     path = tmp_path / "a.csv"
     path.write_text(HEAD + "".join(rows(range(3))) + f"{day(3)},s0,5,1,")
     (tmp_path / "b.csv").write_text(HEAD + "".join(rows(range(4, 5))))
@@ -495,7 +497,7 @@ def frames_in(folder: Path) -> int:
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: bool, tmp_path: Path) -> None:
-    """A new day becomes a frame, and a question for news that was asked before is answered with it."""
+    """A new day becomes a frame, which answers a request for news that was already waiting."""
     path, out = tmp_path / "prices.csv", tmp_path / "out"
     more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
     path.write_text(HEAD + "".join(rows(range(24))))
@@ -521,7 +523,7 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: 
         with urllib.request.urlopen(asked, timeout=launched.PATIENCE_S) as answer:
             news = answer.read().decode()
         assert json.loads(news.splitlines()[-1])["time"] == day(25)
-        # A day that changes no window is no frame.
+        # A day that changes no window makes no frame.
         with path.open("a") as file:
             file.writelines(rows(range(26, 28)))
         launched.wait_until(lambda: frames_in(out) == 5, "the next frame")
@@ -532,7 +534,7 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: 
     assert FrameReader(out)[-1].time == day(27)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["frames"], summary["workers"]) == (5, workers)
-    # What has been followed is what a batch over the whole file makes.
+    # Following gives what a batch over the whole file gives.
     batch = tmp_path / "batch"
     done = launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", batch)
     assert done.returncode == 0, done.stderr
@@ -545,7 +547,7 @@ def test_the_command_follows_a_file_into_an_open_page(workers: int, checkpoint: 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_the_command_follows_a_folder_of_parquet_on_two_workers(checkpoint: bool, tmp_path: Path) -> None:
-    """Only one worker reads them; a query that all must run would wait for ever."""
+    """Only one worker reads them; a query that all must run would wait forever."""
     more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
     folder, out = tmp_path / "prices", tmp_path / "out"
     folder.mkdir()
@@ -597,7 +599,7 @@ def test_a_bad_row_ends_following_with_its_line(workers: int, checkpoint: bool, 
 def followed(
     path: Path, out: Path, workers: int, frames: int, how: int = signal.SIGINT, until: str = "", **more: str
 ) -> str:
-    """Follow until so many frames are there and `until` has been printed, then end it; returns what was printed."""
+    """Follow until so many frames are there and `until` has been printed, then end it; return the output."""
     options = {"window": "20d", "shift": "2d", **more}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     running = launched.start(
@@ -623,8 +625,8 @@ def followed(
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_following_goes_on_where_it_was(workers: int, how: int, tmp_path: Path) -> None:
-    """Ended, or its launcher killed, and started again with more rows: frames that are there stay as they are, to the bit, and those that
-    follow are the ones that it would have made without a stop.
+    """The command is ended, or its launcher killed, and started again with more rows: existing frames stay as they are,
+    to the bit, and those that follow equal those of a run without a stop.
     """
     path, out, whole = tmp_path / "prices.csv", tmp_path / "out", tmp_path / "whole"
     path.write_text(HEAD + "".join(rows(range(30))))
@@ -647,7 +649,7 @@ def test_following_goes_on_where_it_was(workers: int, how: int, tmp_path: Path) 
 
 
 def test_days_with_several_times_are_over_when_a_later_one_comes(tmp_path: Path) -> None:
-    """Frames were made of the first time of a window's last day, never of all of it, and were made anew after a restart."""
+    """Frames used only the first time of a window's last day, never all of it, and were made again after a restart."""
     clocks = ("10:00:00", "12:00:00", "14:00:00")
     told = [row.replace(",", f"T{clocks[n // 8 % 3]},", 1) for n, row in enumerate(rows(range(18)))]
     lines = [row.replace(day(n // 8), day(n // 24)) for n, row in enumerate(told)]
@@ -673,7 +675,9 @@ def test_days_with_several_times_are_over_when_a_later_one_comes(tmp_path: Path)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("frames", [1, 5, 11])
 def test_a_kill_while_frames_are_written_loses_none(frames: int, tmp_path: Path) -> None:
-    """At any moment between what the journal says of a frame and the frame itself, the next start finds a state that fits."""
+    """At any moment between the journal's entry for a frame and the frame itself, the next start finds a consistent
+    state.
+    """
     path, out, whole = tmp_path / "prices.csv", tmp_path / "out", tmp_path / "whole"
     path.write_text(HEAD + "".join(rows(range(150))))
     running = launched.start(
@@ -692,12 +696,12 @@ def test_a_kill_while_frames_are_written_loses_none(frames: int, tmp_path: Path)
 
 
 def test_rows_that_have_changed_make_all_anew(tmp_path: Path) -> None:
-    """And a row that comes anywhere else in the file, but has changed nothing, does not."""
+    """A row inserted elsewhere in the file without changing anything does not."""
     path, out = tmp_path / "prices.csv", tmp_path / "out"
     lines = rows(range(30))
     path.write_text(HEAD + "".join(lines))
     followed(path, out, 1, 6)
-    # Rows of a day in another order are the same rows.
+    # The rows of a day in another order are the same rows.
     lines[8:16] = lines[15:7:-1]
     path.write_text(HEAD + "".join([*lines, *rows(range(30, 32))]))
     assert "6 frames are there" in followed(path, out, 1, 7)
@@ -719,7 +723,7 @@ def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
     done = launched.run("series", path, "--follow", "--window", "10d", "--shift", "2d", "--out", out)
     assert done.returncode == 1
     assert b"has frames made with window='20d', not '10d'; --overwrite recomputes them" in done.stderr
-    # Frames that nothing is known of are none to go on behind.
+    # Frames without a known state cannot be continued.
     (out / "following.npz").write_bytes(b"")
     done = launched.run("series", path, "--follow", "--window", "20d", "--shift", "2d", "--out", out)
     assert done.returncode == 1
@@ -759,7 +763,7 @@ def test_what_cannot_be_a_running_stream(words: tuple[str, ...], code: int, mess
     ],
 )
 def test_frames_of_a_running_stream_are_those_of_the_whole_file(words: tuple[str, ...], tmp_path: Path) -> None:
-    """To the bit, for any windows, starts and alignments, on two workers: the last day alone is not over."""
+    """To the bit, for any windows, starts and alignments, on two workers: only the last day is not over."""
     path, out, whole = tmp_path / "prices", tmp_path / "out", tmp_path / "whole"
     path.mkdir()
     (path / "a.csv").write_text(HEAD + "".join(rows(range(50))))

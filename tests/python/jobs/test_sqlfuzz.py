@@ -1,4 +1,6 @@
-"""Random queries and DataSet chains, against DuckDB, Python lists and themselves: a few hundred of those that `make fuzz-sql` runs."""
+"""Random queries and DataSet chains, against DuckDB, Python lists and themselves: a few hundred of those that `make
+fuzz-sql` runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import launched
 import pytest
 
 TESTS = Path(__file__).parents[2]
-#: The same queries each time, so that a change alone decides whether the test passes; `make fuzz-sql` looks for new ones.
+#: The same queries each time, so that only a change decides whether the test passes; `make fuzz-sql` looks for new
+#: ones.
 SEED = int(os.environ.get("TIDEMILL_FUZZ_SEED", 1))
 
 
@@ -31,7 +34,7 @@ def test_random_queries_and_chains_give_what_the_oracles_say(workers: int, queri
     )
     said = result.stdout + result.stderr
     assert result.returncode == 0, f"TIDEMILL_FUZZ_SEED={SEED}\n{said}"
-    # It is no test if the oracles passed over most of them.
+    # The test would mean nothing if the oracles skipped most of them.
     words = next(line for line in said.splitlines() if "queries and chains" in line).replace("[0]", "").split()
     checked = int(words[0]) - int(words[6])
     assert checked > 0.8 * int(words[0]) > 10, f"TIDEMILL_FUZZ_SEED={SEED}\n{said}"

@@ -1,4 +1,4 @@
-"""Queries over streams: windows give what a computation over the whole table gives, whatever order rows come in."""
+"""Queries over streams: windows give what a computation over the whole table gives, in whatever order rows arrive."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def table(rows: Iterable[tuple[int | None, str | None, float]]) -> pa.Table:
 
 
 def some(count: int, jitter: int = 0, keys: int = 7, seed: int = 3) -> list[tuple[int, str, float]]:
-    """Rows, a thousand a second, up to `jitter` microseconds out of order."""
+    """A thousand rows per second, up to `jitter` microseconds out of order."""
     dice = random.Random(seed)
     rows = [(at * 1000 + dice.randint(0, jitter), f"k{dice.randrange(keys)}", dice.random()) for at in range(count)]
     return rows
 
 
 def written(data: tm.DataSet, **options: Any) -> list[dict[str, Any]]:
-    """Everything that a stream gives."""
+    """All results of a stream."""
     seen: list[dict[str, Any]] = []
     data.write_stream(lambda rows: seen.extend(rows.to_pylist()), **options)
     return seen
@@ -45,7 +45,7 @@ def micros(time: Any) -> int:
 def by_window(
     rows: Iterable[tuple[int | None, str | None, float]], size: int, slide: int
 ) -> dict[tuple[str | None, int], tuple[int, float]]:
-    """What windows should give: count and sum by key and start."""
+    """The expected windows: count and sum by key and start."""
     sums: dict[tuple[str | None, int], list[float]] = defaultdict(list)
     for time, key, x in rows:
         if time is None:
@@ -100,8 +100,9 @@ def test_windows_without_keys() -> None:
 
 
 def test_more_keys_than_are_held_beside_the_source() -> None:
-    """Where most rows have a key of their own what is known of them is sent on batch by batch, and then held again: nothing is counted
-    twice, and keys that come again are the same."""
+    """Where most rows have a key of their own, partial results are sent on batch by batch, and collected again: nothing
+    counts twice, and recurring keys stay the same.
+    """
     rows, keys = 4_000_000, 900_000
     made = tm.stream.from_generator(rows=rows, step="1us").with_columns(key=tm.col("number") % keys)
     counts = made.group_by("key", tm.stream.window(tm.stream.tumbling("1h"), on="time")).agg(
@@ -115,7 +116,7 @@ def test_more_keys_than_are_held_beside_the_source() -> None:
 
 
 def test_aggregates_of_all_kinds() -> None:
-    """Functions whose state is a list or a sketch travel as states, too."""
+    """Functions whose state is a list or a sketch also send it along."""
     rows = some(3000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
     keys = stream.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts"))
@@ -145,7 +146,7 @@ def test_aggregates_of_all_kinds() -> None:
 
 
 def test_steps_around_windows() -> None:
-    """What comes before and after, functions of Python included, is done batch by batch."""
+    """Steps before and after, Python functions included, run batch by batch."""
     rows = some(4000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
     stream = stream.filter(tm.col("x") > 0.5).with_columns(x=tm.col("x") * 2)
@@ -159,7 +160,7 @@ def test_steps_around_windows() -> None:
 
 
 def test_sessions() -> None:
-    """Sessions grow together, also when the row between them comes late; each comes once."""
+    """Sessions merge, also when the row between them arrives late; each comes out once."""
     dice = random.Random(5)
     rows = []
     for key in range(20):
@@ -194,9 +195,9 @@ def test_sessions() -> None:
 
 
 def test_late_rows() -> None:
-    """A row that comes after its window is left out; within the allowed lateness the result comes again, corrected."""
-    # Every part of the source gets one row of each time, so that all of them have come as far; and as a source that waits tells
-    # the time first, it is known before the next row.
+    """A row that arrives after its window is dropped; within the allowed lateness, the result comes again, corrected."""
+    # Every part of the source gets one row of each time, so that all are equally far; and as a source that waits
+    # reports its time first, the time is known before the next row.
     times = [0, 5 * SECOND, 100, 20 * SECOND]
     rows = table([(time, "a", 1.0) for time in times for _ in range(8)])
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=1, rows_per_s=1000)
@@ -217,7 +218,7 @@ def test_rows_without_a_time_are_in_no_window() -> None:
 
 
 def test_times_before_1970_and_in_other_units() -> None:
-    """Windows begin at whole multiples, also of negative times, whatever unit and type they come in."""
+    """Windows begin at whole multiples, also of negative times, in any unit and type."""
     times = [-1, -1000, -1001, 0, 999]
     for kind in ("timestamp[ms]", "timestamp[us]", "timestamp[ns]", "timestamp[ms, tz=UTC]"):
         ms = pa.array(times, pa.timestamp("ms")).cast(
@@ -239,7 +240,7 @@ def test_empty_streams_and_unions() -> None:
 
 
 def test_sql() -> None:
-    """The same windows, by the names that they have in SQL."""
+    """The same windows, by their SQL names."""
     rows = some(4000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
     query = """
@@ -262,7 +263,9 @@ def test_sql() -> None:
 
 
 def test_joins_with_tables() -> None:
-    """A stream beside a table: each row finds its partners, whichever side is written first; a table joins a union."""
+    """A stream joined with a table: each row finds its partners, whichever side is written first; a table joins a
+    union.
+    """
     rows = some(3000)
     stream = tm.stream.from_table(table(rows), time="ts", rows_per_batch=100)
     names = tm.from_dict({"key": ["k1", "k2", "k2", "none"], "name": ["one", "two", "zwei", "nobody"]})
@@ -285,7 +288,7 @@ def test_joins_with_tables() -> None:
 
 
 def share_of_a_worker() -> list[tuple[str, int]]:
-    """The key and count of each window that a worker has."""
+    """The key and count of each window on this worker."""
     stream = tm.stream.from_table(table(some(4000, 20_000)), time="ts", max_out_of_orderness="21ms")
     return [(row["key"], row["n"]) for row in written(counted(stream, "1s"))]
 
@@ -299,7 +302,7 @@ def test_workers_share_a_stream(workers: int) -> None:
 
 
 def test_values_of_subqueries_over_tables() -> None:
-    """Such a one is asked once, when the job begins."""
+    """Such a subquery is evaluated once, when the job begins."""
     stream = tm.stream.from_table(tm.from_dict({"x": [1, 2, 3]}))
     limits = tm.from_dict({"least": [2], "none": [None]}, {"none": "int64"})
     query = "select x - (select min(least) from limits) as over from s where x >= (select least from limits)"
@@ -328,7 +331,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     ):
         with pytest.raises(tm.DataSetError, match=f"which does not end: {what}"):
             written(query)
-    # A sort that the next step has no use for would be left out without a word.
+    # A sort that the next step does not need would be silently dropped.
     ordered, window = stream.sort("x"), tm.stream.window(tm.stream.tumbling("1s"), on="ts")
     whole = {"x": "int64", "key": "int64", "ts": "timestamp[ms]"}
     for sorted_first in (
@@ -359,7 +362,7 @@ def test_what_a_stream_cannot_do_is_said() -> None:
 
 
 def test_functions_behind_windows() -> None:
-    """More batches than a task may take in one turn: it must not wait for the next one within its own."""
+    """More batches than a task may take in one turn: it must not wait within its own turn for the next."""
     rows = table([(at * SECOND, "a", 1.0) for at in range(300)])
     windows = counted(tm.stream.from_table(rows, time="ts"), "1s").select("n")
     assert written(windows.map_batches(lambda batch: batch, schema={"n": "int64"})) == [{"n": 1}] * 300
@@ -374,7 +377,7 @@ def test_windows_of_different_keys_together() -> None:
 
 
 def test_each_thread_has_a_sink_of_its_own(tmp_path: Path) -> None:
-    """What one copy prepares must be what it has written itself."""
+    """A copy must prepare only what it has written itself."""
     log = tmp_path / "log"
 
     class Sink:
@@ -411,7 +414,7 @@ def test_a_sink_that_raises_ends_the_job() -> None:
 
 
 def test_sinks_that_are_given_wrong(tmp_path: Path) -> None:
-    """What a sink's methods do wrong is told by its name, and what it has to do."""
+    """Errors in a sink's methods name the method and its contract."""
 
     class Sink:
         def __init__(self, file: Any = None) -> None:
@@ -449,7 +452,7 @@ def test_tumbling_windows_of_a_table() -> None:
 
 
 def test_guarantees(tmp_path: Path) -> None:
-    """A job that must give more than it can does not begin; explain says what streams can give."""
+    """A job that must give a guarantee it cannot keep does not begin; explain says what streams can give."""
     stream = tm.stream.from_table(table(some(100)), time="ts")
     counts = counted(stream, "1s")
     for options, message in (
@@ -524,7 +527,7 @@ def test_what_is_given_wrong(tmp_path: Path) -> None:
 
 
 def test_checkpoint_options(tmp_path: Path) -> None:
-    """A path stands for a Checkpoint; what it does not say depends on the interval and the guarantee."""
+    """A path stands for a Checkpoint; its defaults depend on the interval and the guarantee."""
     store = {"aws_secret_access_key": "secret"}
     named = tm.stream.Checkpoint("s3://bucket/mine", interval="30s", keep=5, storage_options=store)
     assert "secret" not in repr(named) and "interval='30s'" in repr(named)
@@ -545,7 +548,9 @@ def test_checkpoint_options(tmp_path: Path) -> None:
 
 
 def test_windows_that_are_given_wrong() -> None:
-    """Two of them, or other columns with the names of theirs, were found by the planner, which knew none of these words."""
+    """The planner found two of them, or other columns with the names of theirs, and its errors used none of these
+    terms.
+    """
     stream = tm.stream.from_table(table(some(10)), time="ts")
     window = tm.stream.window(tm.stream.tumbling("1s"), on="ts")
     early = tm.stream.window(tm.stream.tumbling("1s"), on="ts", emit_early_every="1s")
@@ -562,12 +567,12 @@ def test_windows_that_are_given_wrong() -> None:
     with pytest.raises(tm.DataSetError, match="a window adds a column 'window_final'"):
         stream.group_by(early).agg(window_final=tm.count())
     assert stream.group_by(window).agg(window_final=tm.count()).columns[-1] == "window_final"
-    # As a value of each row it is a column like others.
+    # As an expression over each row, it is a column like others.
     assert stream.select(window.alias("w")).columns == ["w"]
 
 
 def test_owners_that_cannot_be(tmp_path: Path) -> None:
-    """What is wrong with them is raised where they are given."""
+    """Mistakes are raised where the owners are given."""
     messages: list[str] = []
 
     def watch(running: tm.stream.Running) -> None:
@@ -607,7 +612,7 @@ def test_workers_that_differ(tmp_path: Path, argument: str, message: str) -> Non
 
 
 def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also of a stream without an end, and of one that has fewer."""
+    """Also of an endless stream, and of one that has fewer."""
     tm.stream.from_generator(1000, splits=1).select("number").show(3)
     assert capsys.readouterr().out.split() == ["+--------+", "|", "number", "|", *_bars(3)]
     tm.stream.from_table(tm.from_dict({"n": [7]}).collect()).show()
@@ -617,14 +622,14 @@ def test_show_prints_the_first_rows_and_ends(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Path) -> None:
-    """`repartition` was passed over without a word; completion offered `collect` on streams, and `write_stream` on tables."""
+    """`repartition` was silently ignored; completion offered `collect` on streams, and `write_stream` on tables."""
     rows = tm.from_dict({"n": [1, 2, 3]})
     stream = tm.stream.from_table(rows.collect())
     for by in ((), ("n",)):
         refused = r"repartition is not supported on a stream: .* use shuffle\(\); .* key_by"
         with pytest.raises(tm.DataSetError, match=refused):
             stream.repartition(4, *by)
-    # Said in SQL it is a step of the plan.
+    # In SQL it is a step of the plan.
     with pytest.raises(tm.DataSetError, match="repartition is not supported on a stream"):
         tm.sql("select n from rows distribute by n", rows=stream).write_stream(print)
     every = set(dir(tm.DataSet))
@@ -664,7 +669,9 @@ def _bars(count: int) -> list[str]:
 
 
 def test_a_generator_has_a_split_for_each_thread(tmp_path: Path) -> None:
-    """One has as many as threads, so that all of them make rows; a job that goes on has as many as it began with, and the same rows."""
+    """One has as many as threads, so that all of them make rows; a job that resumes has as many as it began with, and
+    the same rows.
+    """
     app = tmp_path / "app.py"
     app.write_text("""
 import sys

@@ -1,4 +1,4 @@
-"""Functions of streams that block or never end: Ctrl-C, and a failure elsewhere, end the job all the same."""
+"""Stream functions that block or never end: Ctrl-C, and a failure elsewhere, end the job all the same."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def test_a_failure_elsewhere_ends_it(tmp_path: Path) -> None:
     errors = done.stderr.decode()
     assert done.returncode != 0
     assert "this one fails" in errors
-    # The launcher need not kill who still blocks.
+    # The launcher need not kill workers that still block.
     assert "killed" not in errors, errors

@@ -1,4 +1,4 @@
-"""Records that are not what they should be, and jobs that go on with other options: said, never guessed."""
+"""Malformed records, and jobs that resume with other options: reported, never guessed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_time_that_is_none_spoils_no_window(broken: int, keys: list[str]) -> N
     times = [1_000_000, 2_000_000, broken, 12_000_000, 13_000_000]
     table = pa.table({"key": ["a", "a", "a", "a", "b"], "at": pa.array(times, pa.timestamp("us"))})
     counted: list[tuple[int, int]] = []
-    # A row a batch, or all together: what a whole batch is in is found in another way.
+    # One row per batch, or all together: values common to a whole batch are found in another way.
     for rows_per_batch in (1, 100):
         counted.clear()
         windows = tm.stream.from_table(table, time="at", rows_per_batch=rows_per_batch).group_by(
@@ -85,7 +85,7 @@ def test_bad_dates_are_told_with_their_line(tmp_path: Path) -> None:
 
 
 def stopped_early(stream: tm.DataSet, place: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a stream until some rows have come; the checkpoint says where it was."""
+    """Write a stream until some rows have come out; the checkpoint records where it was."""
     stream.write_stream(
         lambda table: rows.extend(table.to_pylist()),
         checkpoint=tm.stream.Checkpoint(place, interval="50ms"),

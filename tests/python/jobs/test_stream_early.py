@@ -1,4 +1,4 @@
-"""Windows that give what they have so far."""
+"""Windows that give early results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(stream: tm.DataSet) -> list[Row]:
 @pytest.mark.parametrize("by", [[], ["user"]])
 @pytest.mark.parametrize("late_output", [False, True])
 def test_early_results_grow_until_the_last(by: list[str], late_output: bool) -> None:
-    """Each window's results only grow, the last is what there would be without early ones, and nothing follows it."""
+    """Each window's results only grow, the last equals the one without early results, and nothing follows it."""
     table = rows(1)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=2, rows_per_s=600)
     window = tm.stream.window(tm.stream.tumbling("2m"), on="at", emit_early_every="30ms")
@@ -64,7 +64,7 @@ def test_early_results_grow_until_the_last(by: list[str], late_output: bool) -> 
 
 @pytest.mark.parametrize("windows", [tm.stream.sliding("2m", "30s"), tm.stream.sliding("2m", "2s")])
 def test_windows_that_overlap(windows: tm.stream.Windows) -> None:
-    """What has been given early is not lost to windows that share panes."""
+    """Windows that share panes do not lose what was given early."""
     table = rows(2)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=2, rows_per_s=600)
 
@@ -80,7 +80,7 @@ def test_windows_that_overlap(windows: tm.stream.Windows) -> None:
 
 
 def test_windows_that_do_not_change_are_silent() -> None:
-    """A window gives nothing twice: three rows let it change three times at most."""
+    """A window gives no result twice: three rows let it change three times at most."""
     seconds = [0, 1, 2]
     table = tm.from_dict({"s": seconds}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(table, time="at", rows_per_batch=1, rows_per_s=6)
@@ -104,7 +104,9 @@ def windows_of(table: tm.Table, windows: Any) -> Counter[tuple[str, int]]:
 @pytest.mark.parametrize("batch", [1, 3000])
 @pytest.mark.parametrize("windows", [tm.stream.tumbling("2m"), tm.stream.sliding("90s", "40s")])
 def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
-    """Of each window and key after exactly so many rows, none left out and none twice, whatever came together; and at the end as ever."""
+    """One result per window and key after every so many rows, none missing or duplicated, whatever arrived together;
+    and the usual one at the end.
+    """
     table = rows(4, 3000)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=batch)
     values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "least": tm.col("s").min(), "all": tm.col("s").sum()}
@@ -126,7 +128,7 @@ def test_results_by_rows(windows: Any, batch: int, every: int) -> None:
 
 
 def test_results_by_rows_are_of_the_first_rows() -> None:
-    """Not of those that came with them: a result at a row knows nothing of the rows behind it."""
+    """Not of those that arrived with them: a result at a row excludes the rows after it."""
     table = tm.from_dict({"s": list(range(100))}).select("s", at=tm.col("s").cast("timestamp[s]")).collect()
     made = tm.stream.from_generator(400, rows=100, splits=1, step="1s").select(s="number", at="time")
     for stream in (tm.stream.from_table(table, time="at", rows_per_batch=100), made):
@@ -137,7 +139,7 @@ def test_results_by_rows_are_of_the_first_rows() -> None:
 
 
 def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
-    """A row that comes too late is in no result, and goes where late rows go; one without a time is in none."""
+    """A row that comes too late is in no result, and goes where late rows go; a row without a time is in none."""
     file = tmp_path / "rows.json"
 
     def add(*seconds: int | None) -> None:
@@ -160,7 +162,7 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
         for row in made.to_pylist():
             of_window.append((_second(row["window_start"]), row["rows"], row["window_final"]))
             if of_window[-1] == (0, 3, True):
-                # Its window is over, so that row 4 is late. The last row lets the windows before its own end.
+                # Its window is over, so row 4 is late. The last row lets the windows before its own end.
                 add(4, 120, 300)
 
     with pytest.warns(tm.stream.NoTimeWarning):
@@ -176,7 +178,7 @@ def test_results_by_rows_and_late_rows(tmp_path: Path) -> None:
 
 
 def test_many_keys_by_rows() -> None:
-    """More than is looked at without throwing out what is of no use any more, in windows that come and go."""
+    """More keys than trigger the eviction of useless ones, in windows that come and go."""
     count, keys = 120_000, 1500
     source = tm.stream.from_generator(rows=count, splits=2, step="1ms", max_out_of_orderness="20s").select(
         "time", "number", key=tm.col("number") % keys
@@ -190,7 +192,7 @@ def test_many_keys_by_rows() -> None:
 
 
 def test_results_by_rows_of_windows_of_a_function() -> None:
-    """Each window of a function counts its own rows; and a table's windows give what they have once, as those of other kinds do."""
+    """Each window of a window function counts its own rows; and windows over a table give one result, like other kinds."""
 
     def minutes(times: Any) -> Any:
         starts = pc.floor_temporal(times, multiple=1, unit="minute")
@@ -208,7 +210,7 @@ def test_results_by_rows_of_windows_of_a_function() -> None:
 
 
 def test_results_by_rows_are_rows_of_a_stream() -> None:
-    """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
+    """They have their window's time, so that none is late for a later window, though it comes before the others."""
     table = rows(6, 1200)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=40)
     counts = stream.group_by("user", tm.stream.window(tm.stream.tumbling("1m"), on="at", emit_early_rows=5)).agg(
@@ -229,7 +231,7 @@ def test_results_by_rows_are_rows_of_a_stream() -> None:
 
 
 def by_steps(table: tm.Table, windows: Any, step: int) -> Counter[tuple[str, int, int, bool]]:
-    """Of each window and user: how many rows there are before each end of a step that has any, and in all."""
+    """For each window and user: how many rows there are before the end of each nonempty step, and in all."""
     size, slide = windows.size // 1_000_000, windows.slide // 1_000_000
     times: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row in table.to_pylist():
@@ -258,8 +260,9 @@ CUMULATIVE = [
 @pytest.mark.parametrize("batch", [1, 3000])
 @pytest.mark.parametrize(("windows", "step"), CUMULATIVE)
 def test_results_by_event_time(windows: Any, step: int, batch: int, late_output: bool) -> None:
-    """At each step of a window exactly the rows before its end, of the keys that have some in it, however fast they come and whatever came
-    together."""
+    """At each step of a window exactly the rows before its end, of the keys that have some in it, however fast they
+    come and whatever arrived together.
+    """
     table = rows(7, 1500)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=batch)
     values = {"rows": tm.count(), "kinds": tm.col("s").n_unique(), "last": tm.col("s").max()}
@@ -276,8 +279,9 @@ def test_results_by_event_time(windows: Any, step: int, batch: int, late_output:
 
 
 def test_results_by_event_time_of_a_calendar() -> None:
-    """Steps are counted from where a window begins: with a day in Berlin that is an hour before midnight in UTC, and the last step of one of 23
-    hours is shorter."""
+    """Steps count from the window's start: for a day in Berlin that is an hour before midnight UTC, and the last step
+    of a 23-hour day is shorter.
+    """
     spring = datetime(2026, 3, 28, 12)
     hours = [spring + timedelta(hours=hour) for hour in range(48)]
     stream = tm.stream.from_table(tm.from_dict({"at": hours}).collect(), time="at", rows_per_batch=5)
@@ -287,7 +291,7 @@ def test_results_by_event_time_of_a_calendar() -> None:
     for row in seen:
         counts[row["window_start"]].append((row["rows"], row["window_final"]))
     assert counts == {
-        # From noon on: in the third of its steps, which ends at 17:00, there are five.
+        # From noon on: there are five rows in its third step, which ends at 17:00.
         datetime(2026, 3, 27, 23): [(5, False), (11, True)],
         datetime(2026, 3, 28, 23): [(6, False), (12, False), (18, False), (23, True)],
         datetime(2026, 3, 29, 22): [(6, False), (12, False), (14, False), (14, True)],
@@ -295,7 +299,7 @@ def test_results_by_event_time_of_a_calendar() -> None:
 
 
 def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
-    """A row behind a step that has passed is in the next result; one behind its window corrects that."""
+    """A row for a step that has passed is in the next result; one for a window that has passed corrects its result."""
     file = tmp_path / "rows.json"
 
     def add(*seconds: int) -> None:
@@ -323,12 +327,12 @@ def test_results_by_event_time_and_late_rows(tmp_path: Path) -> None:
 
 
 def test_many_keys_by_event_time() -> None:
-    """Windows put together of many panes, of keys that come and go in them."""
+    """Windows that combine many panes, with keys that come and go."""
     count, keys = 100_000, 3000
     source = tm.stream.from_generator(rows=count, splits=1, step="1ms").select(
         "time", "number", key=tm.col("number") % keys
     )
-    # In each step a third of the keys.
+    # Each step has a third of the keys.
     window = tm.stream.window(tm.stream.tumbling("50s"), on="time", emit_early_event_time="1s")
     seen = written(source.group_by("key", window).agg(n=tm.count(), last=tm.col("number").max()))
     early = Counter(row["last"] // 1000 for row in seen if not row["window_final"])
@@ -339,7 +343,7 @@ def test_many_keys_by_event_time() -> None:
 
 
 def test_results_by_event_time_are_rows_of_a_stream() -> None:
-    """They have the time of their window, so that none is late for a window behind it, though it comes before the others."""
+    """They have their window's time, so that none is late for a later window, though it comes before the others."""
     table = rows(8, 1200)
     stream = tm.stream.from_table(table, time="at", max_out_of_orderness="10s", rows_per_batch=40)
     counts = stream.group_by(
@@ -357,7 +361,7 @@ def test_results_by_event_time_are_rows_of_a_stream() -> None:
 
 
 def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
-    """A job that is stopped and goes on gives each result once, and the same as one that is not."""
+    """A job that is stopped and resumed gives each result once, the same as without a stop."""
     table = rows(9, 3000)
     file = tmp_path / "rows.json"
     lines = [json.dumps({**row, "at": str(row["at"])}) + "\n" for row in table.to_pylist()]
@@ -384,7 +388,7 @@ def test_results_by_event_time_over_stops(tmp_path: Path) -> None:
 
 
 def test_steps_are_another_state(tmp_path: Path) -> None:
-    """Panes that are cut otherwise cannot be gone on with."""
+    """State whose panes are cut differently cannot be resumed."""
     stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
 
     def counts(**early: Any) -> tm.DataSet:
@@ -445,7 +449,9 @@ print(peak_mib(40_000) - few)
 
 
 def test_results_by_rows_of_what_takes_much_memory(tmp_path: Path) -> None:
-    """What is behind each of 4000 totals is 160 KiB on average, 640 MiB in all, and one is enough; results that come together share none."""
+    """Each of 4000 totals takes 160 KiB on average, 640 MiB in all, and one at a time is enough; results that arrive
+    together share none.
+    """
     program = tmp_path / "app.py"
     program.write_text(LONG)
     ran = launched.run("run", "-n", "1", "--no-prefix", program)

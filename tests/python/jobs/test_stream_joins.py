@@ -1,5 +1,6 @@
-"""Joins of streams, distinct rows, and groups that are complete when a time has passed: what comes out is what the same query
-gives of tables."""
+"""Joins of streams, distinct rows, and groups that are complete once a time has passed: the results are those of the
+same query over tables.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def written(data: tm.DataSet, **options: Any) -> Rows:
 
 
 def same(stream: Rows, table: Rows) -> None:
-    """The same rows as often, in any order."""
+    """The same rows, equally often, in any order."""
 
     def bag(rows: Rows) -> Counter[tuple[tuple[str, Any], ...]]:
         return Counter(tuple(sorted(row.items())) for row in rows)
@@ -79,7 +80,7 @@ WITHIN = {
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
 @pytest.mark.parametrize("within", WITHIN)
 def test_joins_give_what_tables_give(how: Any, within: str) -> None:
-    """Whatever is thrown out too early, kept alone too early, or given twice, is a row too few or too many."""
+    """A row evicted too early, emitted without a partner too early, or given twice, is a row too few or too many."""
     left, right = left_table(), right_table()
 
     def query(a: tm.DataSet, b: tm.DataSet) -> tm.DataSet:
@@ -92,7 +93,7 @@ def test_joins_give_what_tables_give(how: Any, within: str) -> None:
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
 @pytest.mark.parametrize("more", [False, True])
 def test_joins_for_a_time_give_what_tables_give(how: Any, more: bool) -> None:
-    """Rows that are remembered for a time are partners when they are less than that apart, and no others: whatever else must hold."""
+    """Rows remembered for a time are partners if they are less than that apart, and only then, whatever else must hold."""
     left, right = left_table(), right_table()
     near = (tm.col("at") - tm.col("at_right") < SECOND / 20) & (tm.col("at_right") - tm.col("at") < SECOND / 20)
     where = tm.col("a") % 7 < tm.col("b") % 5
@@ -103,7 +104,9 @@ def test_joins_for_a_time_give_what_tables_give(how: Any, more: bool) -> None:
 
 
 def test_joins_for_a_time_need_no_columns_of_time() -> None:
-    """They go by what tells the streams' time also where nothing else wants it, in whatever type, also of windows."""
+    """They go by the column that gives the streams' time, even if nothing else uses it, whatever its type, and also of
+    windows.
+    """
     left, right = left_table(), right_table()
     near = (tm.col("at") - tm.col("at_right") < SECOND) & (tm.col("at_right") - tm.col("at") < SECOND)
     tables = [tm.from_arrow(table) for table in (left, right)]
@@ -126,7 +129,7 @@ def test_joins_for_a_time_need_no_columns_of_time() -> None:
 
 
 def test_windows_of_joins_for_a_time() -> None:
-    """What a window behind such a join waits for is known, as behind one whose condition bounds the time of partners."""
+    """A window after such a join knows what to wait for, as after one whose condition bounds the time of partners."""
     left, right = left_table(), right_table()
     near = (tm.col("at") - tm.col("at_right") < SECOND / 10) & (tm.col("at_right") - tm.col("at") < SECOND / 10)
 
@@ -141,7 +144,9 @@ def test_windows_of_joins_for_a_time() -> None:
 
 @pytest.mark.parametrize("sides", [{"left"}, {"right"}, {"left", "right"}])
 def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
-    """They go to the sink of their side, with all that they had, as the same rows do whoever else wants them; those of no sink are counted."""
+    """They go to the sink of their side, with all their columns, as the same rows do whoever else wants them; those
+    without a sink are counted.
+    """
     schema = {"k": "str", "at": "timestamp[s]", "of": "str"}
 
     def add(side: str, *seconds: int) -> None:
@@ -163,7 +168,7 @@ def test_late_rows_of_joins(sides: set[str], tmp_path: Path) -> None:
         for row in table.to_pylist():
             seconds.append((row["at"] - START).seconds)
             if seconds[-1] == 100:
-                # Behind what both have read. The last one says that the late ones have been looked at.
+                # Later than what both have read. The last row shows that the late ones have been looked at.
                 add("left", 5, 200)
                 add("right", 7, 200)
 
@@ -204,7 +209,7 @@ def test_sinks_of_late_rows_that_cannot_be() -> None:
 
 
 def test_joins_for_a_time_without_a_time() -> None:
-    """A row without one finds no partner; a stream without one cannot be joined so, nor can a table."""
+    """A row without one finds no partner; a stream without one cannot be joined this way, nor can a table."""
     times = tm.from_dict({"k": [1, 2, 1], "s": [0, None, 5]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
     both = [tm.stream.from_table(times, time="at") for _ in range(2)]
     seen = written(both[0].join(both[1], on="k", how="left", ttl="10s"))
@@ -226,7 +231,9 @@ def test_joins_for_a_time_without_a_time() -> None:
 
 @pytest.mark.parametrize("how", ["inner", "full", "semi"])
 def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
-    """A checkpoint has the rows of some milliseconds, not all that there have been; and a job that goes on from it finds their partners."""
+    """A checkpoint has the rows of some milliseconds, not of the whole stream; and a job that resumes from it finds
+    their partners.
+    """
     seen: list[dict[str, Any]] = []
 
     def side(seed: int) -> tm.DataSet:
@@ -241,7 +248,7 @@ def test_joins_for_a_time_forget(how: Any, tmp_path: Path) -> None:
             checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="50ms"),
             stop_when=lambda wanted=wanted: len(seen) > wanted,
         )
-        # All of either side would be some megabytes.
+        # All rows of either side would be some megabytes.
         kept = [file.stat().st_size for file in (tmp_path / "c" / "state").rglob("*") if file.is_file()]
         assert sum(kept) < 1_000_000
     if how == "semi":
@@ -272,7 +279,7 @@ def test_a_side_that_is_far_behind() -> None:
 
 
 def test_windows_of_two_streams() -> None:
-    """Results of windows meet by their keys and window, which tells how long they have to wait."""
+    """Results of windows are joined by key and window, which says how long they must wait."""
 
     def counts(data: tm.DataSet, name: str) -> tm.DataSet:
         return data.group_by("k", tm.stream.window(tm.stream.tumbling("50ms"), on="at")).agg(**{name: tm.count()})
@@ -305,12 +312,14 @@ def test_windows_after_a_join() -> None:
     "window",
     [
         "tumble(ends, '20 milliseconds')",
-        # Of `at` nothing tells how far it is before `ends`.
+        # Nothing bounds how far `at` may be before `ends`.
         "hop(behind(l.at, '70 milliseconds'), '25 milliseconds', '50 milliseconds')",
     ],
 )
 def test_windows_of_a_column_that_bounds_lead_to(window: str) -> None:
-    """What is above a time of one stream that is above one of the other tells time too, and needs not be selected."""
+    """A column with a lower bound in one stream's time, itself bounded by the other's, gives the time, too, and need
+    not be selected.
+    """
     query = f"""
         select l.k, {window} as w, count(*) as n
         from l join r on l.k = r.k and r.at between l.at and l.ends
@@ -335,7 +344,7 @@ def test_windows_of_a_column_that_bounds_lead_to(window: str) -> None:
 
 
 def test_joins_without_a_bound() -> None:
-    """Rows are kept for ever, and every pair comes."""
+    """Rows are kept forever, and every pair comes out."""
 
     def query(a: tm.DataSet, b: tm.DataSet, how: Any) -> tm.DataSet:
         return a.filter(tm.col("a") % 9 == 0).join(b.select("k", "b"), on="k", how=how, where=tm.col("b") > tm.col("a"))
@@ -357,7 +366,7 @@ def test_a_join_in_sql() -> None:
 
 
 def test_a_stream_with_itself() -> None:
-    """The pairs of rows of a key that follow each other within ten milliseconds."""
+    """Pairs of rows with the same key, the second up to ten milliseconds after the first."""
 
     def query(of: tm.DataSet) -> tm.DataSet:
         later = of.select("k", b=tm.col("a"), then=tm.col("at"))
@@ -387,7 +396,9 @@ print(report["spilled_bytes"] > 64 << 20, sum(seen))
 
 
 def test_what_a_join_keeps_is_bounded(tmp_path: Path) -> None:
-    """Two hundred megabytes go through a join that may keep 64: it throws out what finds no partner any more, or keeps it on disk."""
+    """Two hundred megabytes pass through a join that may keep 64: it evicts rows that will find no partner, or keeps
+    rows on disk.
+    """
     script = tmp_path / "bounded.py"
     script.write_text(BOUNDED)
     ran = launched.run("run", "-n", "1", script, "bounded", env={"TIDEMILL_MEMORY": "64MiB"})
@@ -409,7 +420,7 @@ def test_distinct_rows() -> None:
 
 
 def test_distinct_keys() -> None:
-    """The first row of each key, whole, as soon as it is there."""
+    """The first row of each key, whole, as soon as it arrives."""
     table = pa.concat_tables([left_table()] * 3)
     first = tm.stream.from_table(table, rows_per_batch=100).distinct("k")
     seen = written(first)
@@ -419,15 +430,17 @@ def test_distinct_keys() -> None:
 
 
 def repeated(rows: int, keys: int) -> tm.DataSet:
-    """Rows of some keys, a second apart, in one order."""
+    """Rows of some keys, a second apart, in a single order."""
     made = tm.stream.from_generator(rows=rows, keys=keys, splits=1, step="1s", seed=5)
     return made.select("key", "number", "time")
 
 
 @pytest.mark.parametrize("ttl", [1, 10, 300])
 def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
-    """A row is given when the last one of its key that was is so far back, and no other: whatever came together, and over a stop."""
-    # So many keys that those whose time is over are thrown out now and then.
+    """A row is given if and only if the last row given for its key is that far back, whatever arrived together, and
+    also across a stop.
+    """
+    # So many keys that expired ones are evicted now and then.
     source, last, expected = repeated(60_000, 15_000), dict[int, int](), list[int]()
     for row in written(source):
         number = row["number"]
@@ -439,7 +452,7 @@ def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
     lines = [json.dumps({**row, "time": str(row["time"])}) + "\n" for row in written(source)]
     file, seen = tmp_path / "rows.json", list[dict[str, Any]]()
     schema = {"key": "int64", "number": "int64", "time": "timestamp[us]"}
-    # It stops somewhere in the first part: what comes after that is written when it has.
+    # It stops somewhere in the first part, and the second is written after that.
     for part, at_end in ((lines[:45_000], False), (lines[45_000:], True)):
         with file.open("a") as more:
             more.writelines(part)
@@ -455,8 +468,9 @@ def test_distinct_for_a_time(ttl: int, tmp_path: Path) -> None:
 
 
 def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
-    """One goes on if its key is not remembered any more by the time that the stream has come to, whenever the memory was last cleared:
-    not if it is."""
+    """A late row goes on if its key is no longer remembered at the stream's time, whenever the memory was last cleared;
+    otherwise it does not.
+    """
     file = tmp_path / "rows.json"
     schema = {"key": "str", "at": "timestamp[s]"}
 
@@ -474,20 +488,20 @@ def test_late_rows_of_distinct_for_a_time(tmp_path: Path) -> None:
         for row in table.to_pylist():
             seen.append(row["key"])
             if row["key"] == "a":
-                # The time is that of b: a is not remembered, b is; and c lets the last window fire.
+                # The time is that of b: a is forgotten, b is remembered; and c lets the last window fire.
                 add(("a", 5), ("b", 95), ("c", 200))
 
     with pytest.warns(tm.stream.LateRowsWarning):
         counts.write_stream(
             take, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=lambda: "b" in seen
         )
-    # Late for its window, which it came to.
+    # Late for the window it reached.
     assert tm.last_report().late_rows == 1
     assert seen == ["a", "b"]
 
 
 def test_rows_without_a_time_for_distinct() -> None:
-    """They are left out, and counted: nobody can say how much later they are."""
+    """They are dropped, and counted: nobody can say how much later they are."""
     seconds = [None, 0, None, 5, 20, None]
     table = tm.from_dict({"s": seconds}).select(a=tm.lit(1), s="s", at=tm.col("s").cast("timestamp[s]")).collect()
     once = tm.stream.from_table(table, time="at", rows_per_batch=100).distinct("a", ttl="10s")
@@ -498,8 +512,8 @@ def test_rows_without_a_time_for_distinct() -> None:
 
 
 def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
-    """What was kept for ever says nothing of times: a job with a ttl does not go on from it."""
-    # Without an end, lest it be over before it is asked to stop.
+    """Keys kept forever have no times: a job with a ttl does not resume from such state."""
+    # Without an end, so that it is not over before it is asked to stop.
     stream = tm.stream.from_generator(1000, keys=7, splits=1, step="1s")
     written(stream.distinct("key"), checkpoint=tmp_path / "c", stop_when=lambda: True)
     with pytest.raises(tm.DataSetError, match="it held distinct keys, but now holds distinct keys for a time"):
@@ -507,7 +521,9 @@ def test_distinct_for_a_time_keeps_another_state(tmp_path: Path) -> None:
 
 
 def test_distinct_rows_for_a_time() -> None:
-    """By the rows' time, also where nothing else wants it; without one there is nothing to go by, and a table has no use for it."""
+    """By the rows' time, even if nothing else uses it; without one there is nothing to go by, and for a table it makes
+    no sense.
+    """
     twice = tm.from_dict({"a": [1, 1, 2, 1, 2], "s": [0, 5, 6, 20, 7]}).select("a", at=tm.col("s").cast("timestamp[s]"))
     once = tm.stream.from_table(twice.collect(), time="at", rows_per_batch=10).distinct("a", ttl="10s")
     assert sorted((row["at"].second, row["a"]) for row in written(once)) == [(0, 1), (6, 2), (20, 1)]
@@ -525,7 +541,7 @@ def test_distinct_rows_for_a_time() -> None:
 
 
 def test_distinct_rows_with_their_time() -> None:
-    """The time is part of the row, and says how long it is to be remembered."""
+    """The time is part of the row, and says how long to remember it."""
     table = left_table(300)
     twice = pa.concat_tables([table, table]).sort_by("at")
     same(written(stream(twice).distinct()), table.to_pylist())
@@ -560,7 +576,7 @@ def test_results_of_windows_are_grouped_by_their_window() -> None:
 
 
 def test_what_streams_cannot_join() -> None:
-    """Said before anything runs, and how to go about it."""
+    """Refused before anything runs, with a remedy."""
     left, right = stream(left_table(50)), stream(right_table(50))
     window = tm.stream.window(tm.stream.tumbling("1s"), on="at")
     for query, message in (
@@ -585,7 +601,7 @@ def test_what_streams_cannot_join() -> None:
 
 
 def test_conditions_of_joins() -> None:
-    """Of tables too: by the names that columns have in the result."""
+    """Also of tables: by the columns' names in the result."""
     a = tm.from_dict({"k": [1, 1, 2], "x": [1, 5, 9]})
     b = tm.from_dict({"k": [1, 2], "x": [3, 3], "y": [0, 1]})
     joined = a.join(b, on="k", how="left", where=tm.col("x") < tm.col("x_right")).sort("k", "x")

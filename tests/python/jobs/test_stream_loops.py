@@ -1,4 +1,4 @@
-"""Jobs that would read what they write: what is refused, what only looks like it, and what is meant."""
+"""Jobs that would read what they write: what is refused, what only looks like it, and what is intended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
         refused(stream, to_files(folder))
     for path, folder in (("in/**/*.jsonl", "in/a/b"), (tmp_path / "in/*.csv", "in"), ("i?/*/part-*", "in/out")):
         refused(files(path, SCHEMA, **options), to_files(folder, format="csv" if "csv" in str(path) else "json"))
-    # However the rows come to the sink, and whichever sink it is.
+    # However the rows reach the sink, and whichever sink it is.
     refused(stream.filter(tm.col("x") > 0).map_batches(lambda batch: batch, SCHEMA), to_files("in/out"))
     rate = tm.stream.from_generator(rows=3).select(
         key=tm.lit("a"), ts=tm.col("time").cast("timestamp[ms]"), x=tm.col("number")
@@ -40,7 +40,7 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
     refused(counts, to_files("out"), late_output=to_files("in/late"))
     with pytest.raises(tm.DataSetError, match="in/out is within in; write"):
         tm.stream.write([(rate, to_files("out")), (stream, to_files("in/out"))])
-    # By way of other queries, of which only those in the circle are named.
+    # By way of other queries, of which the error names only those in the circle.
     middle, last = (files(folder, SCHEMA) for folder in ("middle", "last"))
     ways = r"writes: in/a is within in/\*/\*, and middle is within middle, and last/b is within last; write"
     circle = [(last, to_files("in/a")), (files("in/*/*", SCHEMA).union(rate), to_files("middle"))]
@@ -48,7 +48,7 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
         tm.stream.write([(middle, to_files("out")), *circle, (middle.union(rate), to_files("last/b"))])
     refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/out"))
     refused(files("s3://b/in", SCHEMA), to_files("s3://b/in/"))
-    # Where it is not read.
+    # Where nothing reads it.
     for path, folder in (("in", "in/_out"), ("in/*.json", "in"), ("in/*", "in/out"), ("in", "out"), ("in", "input")):
         files(path, SCHEMA, **options).write_stream(to_files(folder))
     endpoint = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true"}
@@ -61,12 +61,12 @@ def test_a_job_that_would_read_what_it_writes(tmp_path: Path, monkeypatch: pytes
         look((to_files(url, storage_options=storage), [objects]))
     with pytest.raises(tm.DataSetError, match="would read what it writes"):
         look((to_files("s3://b/in/out"), [objects]))
-    # Who reads them does not write where they come from.
+    # A query that reads them does not write to their source.
     look((to_files("s3://b/in/out"), []), (to_files("s3://b/out"), [objects]))
 
 
 def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
-    """Of brokers, as of folders: what is the same place, however it is written, and what only looks like it."""
+    """For brokers, as for folders: different spellings of the same place, and what only looks like it."""
     kafka, redis, rabbitmq = tm.stream.from_kafka, tm.stream.from_redis, tm.stream.from_rabbitmq
     to_kafka, to_redis, to_rabbitmq = tm.stream.to_kafka, tm.stream.to_redis, tm.stream.to_rabbitmq
     options: Any = {"on_error": "quarantine"}
@@ -91,7 +91,7 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     why = "it writes the queue 'q' of host:5672, and reads it; write into another queue"
     refused(why, (messages, to_rabbitmq("amqp://host:5672/%2f", "q")))
     refused(why, (messages, to_rabbitmq("amqp://host", exchange="", routing_key="q")))
-    # By way of others.
+    # By way of other topics.
     why = (
         f"it writes the stream 's' of host:6379, and reads it, and {tmp_path}/out is within {tmp_path}; "
         "write into another stream, or a folder that is not within"
@@ -118,7 +118,9 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
-    """Late rows, and bad records, were taken to be of all sources of the job, which was refused though nothing goes round."""
+    """Late rows and bad records were assumed to come from all sources of the job, which was refused although nothing
+    forms a circle.
+    """
     lines(tmp_path / "one", 3)
     lines(tmp_path / "two", 3)
     options: Any = {"time": "ts", "stop_at_end": True}
@@ -140,7 +142,7 @@ def test_sinks_have_rows_of_their_own_sources_alone(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_meant_to_come_back(tmp_path: Path) -> None:
-    """Records that are tried a few times more: the job was refused, whatever its program knew."""
+    """For records that are retried a few times: the job was refused, whatever its program knew."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/first.jsonl").write_text('{"tries": 0}\n{"tries": 2}\n')
     seen: list[int] = []

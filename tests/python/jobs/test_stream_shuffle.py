@@ -1,4 +1,4 @@
-"""`shuffle()`: rows of a source with few splits are worked on by all workers, and none is lost when a worker dies."""
+"""`shuffle()`: all workers process the rows of a source with few splits, and none is lost when a worker dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ rows.write_stream(tm.stream.to_files(sys.argv[1], format="json"), checkpoint=sys
 
 
 def test_all_workers_work_on_the_rows_of_one_split(tmp_path: Path) -> None:
-    """Without it the worker that reads would do everything."""
+    """Without it, the worker that reads would do everything."""
     app = tmp_path / "app.py"
     app.write_text(PROGRAM)
     done = launched.run("run", "-n", "3", app, tmp_path / "out", tmp_path / "checkpoints")

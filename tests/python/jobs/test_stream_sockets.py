@@ -1,4 +1,4 @@
-"""What comes over connections: lines of a server, messages of a WebSocket, posts to a server of our own."""
+"""Connections: lines of a server, messages of a WebSocket, posts to our own server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = {"x": "int64"}
 
 @contextlib.contextmanager
 def serving(*talks: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Talk to one connection after the other, and close each; the port."""
+    """Serve one connection after the other, and close each; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def work() -> None:
@@ -52,7 +52,7 @@ def seen(stream: tm.DataSet, **options: Any) -> list[Any]:
 
 
 def test_lines_of_a_server(tmp_path: Path) -> None:
-    """Lines in pieces, empty ones, one that is too long, and a last one without its end."""
+    """Lines in pieces, empty ones, one that is too long, and a last one without a newline."""
 
     def talk(connection: socket.socket) -> None:
         connection.sendall(b'{"x": 1}\r\n\n{"x"')
@@ -79,7 +79,7 @@ def test_csv_and_text_of_a_server() -> None:
 
 
 def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The connection is made again, and somebody hears that it was lost."""
+    """The connection is made again, and the user is told that it was lost."""
     rows: list[Any] = []
     with serving(*[lambda connection, x=x: connection.sendall(b'{"x": %d}\n' % x) for x in range(3)]) as port:  # type: ignore[misc]
         stream = tm.stream.from_socket("127.0.0.1", port, SCHEMA)
@@ -93,13 +93,13 @@ def test_a_server_that_goes_away(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 def frame(data: bytes, code: int = 1) -> bytes:
-    """Return a frame of a WebSocket, as servers write them."""
+    """A WebSocket frame as servers write it."""
     length = struct.pack("!B", len(data)) if len(data) < 126 else struct.pack("!BH", 126, len(data))
     return bytes([0x80 | code]) + length + data
 
 
 def shake_hands(connection: socket.socket) -> bytes:
-    """Answer who wants to speak; what he has said."""
+    """Answer the client's handshake; return its request."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += connection.recv(1)
@@ -113,7 +113,7 @@ def shake_hands(connection: socket.socket) -> bytes:
 
 
 def test_what_a_job_that_goes_on_has_missed(tmp_path: Path) -> None:
-    """Nobody sends it again: that is said, whether there was a checkpoint or not."""
+    """Nobody sends it again: the job says so, with or without a checkpoint."""
     app = tmp_path / "app.py"
     app.write_text(
         """
@@ -155,7 +155,7 @@ tm.stream.from_socket("127.0.0.1", int(port), {"x": "int64"}, stop_at_end=True).
 
 
 def test_messages_of_a_websocket() -> None:
-    """Texts, bytes and pings; what is to be sent first; and what is no row."""
+    """Texts, bytes and pings; the messages to send first; and messages that are not rows."""
     heard: list[bytes] = []
 
     def talk(connection: socket.socket) -> None:
@@ -180,7 +180,9 @@ def test_messages_of_a_websocket() -> None:
 
 
 def test_dead_letters_of_a_websocket(tmp_path: Path) -> None:
-    """Messages that are no rows come to a sink with the number that they have among all, none behind them or before; good ones stay where they were."""
+    """Messages that are not rows reach a sink with their number among all messages, in the right order; good ones stay
+    where they were.
+    """
 
     def talk(connection: socket.socket) -> None:
         shake_hands(connection)
@@ -214,7 +216,7 @@ def test_dead_letters_of_a_websocket(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_websocket() -> None:
-    """Messages of which none is a text: each is a row as it is, also one that is empty."""
+    """Messages none of which is a text: each is a row as it is, even an empty one."""
 
     def talk(connection: socket.socket) -> None:
         shake_hands(connection)
@@ -235,7 +237,7 @@ def test_bytes_of_a_websocket() -> None:
 
 
 def test_headers_of_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that wants to know who asks: what it is told is what the program or the environment says, and nobody else hears it."""
+    """A server that authenticates its clients gets what the program or the environment says, and nobody else does."""
     asked: list[dict[str, str]] = []
 
     def talk(connection: socket.socket) -> None:
@@ -269,7 +271,7 @@ def test_headers_of_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_messages_that_are_too_long() -> None:
-    """How long a message or a line may be is the program's to say."""
+    """The program sets how long a message or a line may be."""
     long = b'{"x": 1, "more": "' + b"y" * (2 << 20) + b'"}'
 
     def talk(connection: socket.socket) -> None:
@@ -289,7 +291,7 @@ def test_messages_that_are_too_long() -> None:
 
 
 def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a proxy answers meanwhile, and a handshake that is cut, end no job; an answer that stays does."""
+    """Neither a proxy's answers meanwhile nor a cut handshake ends a job; a persistent refusal does."""
 
     def refuse(status: bytes, connection: socket.socket) -> None:
         while not connection.recv(4096).endswith(b"\r\n\r\n"):
@@ -327,7 +329,7 @@ def test_a_websocket_server_that_restarts(capfd: pytest.CaptureFixture[str]) -> 
 def post(
     port: int, body: bytes, path: str = "/rows", method: str = "POST", **headers: str
 ) -> tuple[int, str, str | None]:
-    """Return status, text and Retry-After."""
+    """Post; return status, text and Retry-After."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=launched.PATIENCE_S)
     try:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -382,7 +384,7 @@ def test_posts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("port", [-1, 0, 65_536, 70_000, 1.0, "80", True, None])
 def test_ports_that_are_none(port: Any) -> None:
-    """A range was not named, and port 0 of a webhook was one that nobody was told."""
+    """The error gave no range, and nobody learned which port a webhook on port 0 had."""
     for made in (
         lambda: tm.stream.from_socket("localhost", port, SCHEMA),
         lambda: tm.stream.from_webhook(port, SCHEMA),
@@ -393,7 +395,7 @@ def test_ports_that_are_none(port: Any) -> None:
 
 @pytest.mark.parametrize("auth", ["token", "signature"])
 def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth: str) -> None:
-    """Anybody who could reach the port could post."""
+    """Otherwise anybody who can reach the port could post."""
     variable = {"token": "TIDEMILL_WEBHOOK_TOKEN", "signature": "TIDEMILL_WEBHOOK_SECRET"}[auth]
     (port,) = free_ports(1)
     with pytest.raises(tm.DataSetError, match=f'`auth` is "{auth}", but {variable} is not set'):
@@ -444,12 +446,12 @@ def test_posts_of_who_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_posts_to_a_busy_job(tmp_path: Path) -> None:
-    """A job that does not keep up says so, and takes each row that it has answered for, once."""
+    """A job that cannot keep up says so, and takes each acknowledged row once."""
     (port,) = free_ports(1)
     rows: list[int] = []
     answers: Counter[tuple[int, str | None]] = Counter()
     busy, done = threading.Event(), threading.Event()
-    # Long ones: the job has room for many that are short.
+    # Long ones: the job has room for many short ones.
     count, padding = 150, "x" * 900_000
 
     def ask() -> None:
@@ -470,7 +472,7 @@ def test_posts_to_a_busy_job(tmp_path: Path) -> None:
         done.set()
 
     def take(table: tm.Table) -> None:
-        # Until somebody was refused.
+        # Until a post was refused.
         assert busy.wait(launched.PATIENCE_S)
         rows.extend(row["x"] for row in table.to_pylist())
 
@@ -482,7 +484,7 @@ def test_posts_to_a_busy_job(tmp_path: Path) -> None:
 
 
 def test_posts_that_are_answered_when_they_are_durable(tmp_path: Path) -> None:
-    """Who has an answer need not post again, whatever happens to the job; who has none does."""
+    """A client with an answer need not post again, whatever happens to the job; one without an answer must."""
     (port,) = free_ports(1)
     app = tmp_path / "app.py"
     app.write_text(

@@ -1,4 +1,4 @@
-"""What holds a stream's time back is named: by ``tidemill top``, and in a warning when it does so for long."""
+"""What holds a stream's time back is named: by ``tidemill top``, and by a warning after a while."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_split_that_stands(tmp_path: Path, workers: int) -> None:
-    """Of four files one stops: no window fires, top and a warning name the file, and when it goes on, so do the windows."""
+    """One of four files stops growing: no window fires, and top and a warning name the file; when it grows again, the
+    windows fire.
+    """
     (tmp_path / "rows").mkdir()
     (tmp_path / "app.py").write_text(APP)
     files = [tmp_path / "rows" / f"{name}.json" for name in ("first", "second", "third", "stands")]
@@ -58,7 +60,7 @@ def test_a_split_that_stands(tmp_path: Path, workers: int) -> None:
         ]
         return sources
 
-    # Each time a little further, as those who write in files do.
+    # Each time a little further, as writers of files do.
     second = 5
 
     def go_on() -> bool:
@@ -94,7 +96,7 @@ def test_a_split_that_stands(tmp_path: Path, workers: int) -> None:
 
 
 def test_an_idle_split_holds_nothing_back(tmp_path: Path) -> None:
-    """A file that nothing comes to for longer than idle_after is none that a warning names."""
+    """A warning does not name a file that has been silent for longer than idle_after."""
     (tmp_path / "rows").mkdir()
     (tmp_path / "app.py").write_text(APP)
     files = [tmp_path / "rows" / f"{name}.json" for name in ("goes", "stands")]
@@ -121,7 +123,7 @@ def test_an_idle_split_holds_nothing_back(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_split_that_is_idle(tmp_path: Path) -> None:
-    """What a split has brought before it fell silent is in its window, and does not come too late for it."""
+    """Rows that a split gave before it fell silent are in their window, and not too late for it."""
     (tmp_path / "one.json").write_text('{"time": "2026-01-01T00:00:05"}\n')
     schema = {"time": "timestamp[us]"}
     one = tm.stream.from_files(tmp_path / "one.json", schema, time="time", idle_after="50ms")
@@ -148,7 +150,9 @@ counts.write_stream(tm.stream.to_files("counts"), name="standing", checkpoint=tm
 
 
 def test_a_source_without_time(tmp_path: Path) -> None:
-    """No window fires before its end, which may never come: explain, a warning and top name it, and not the one beside it."""
+    """No window fires before its end, which may never come: explain, a warning and top name it, and not the source
+    beside it.
+    """
     (tmp_path / "rows").mkdir()
     append(tmp_path / "rows" / "one.json", range(5))
     (tmp_path / "app.py").write_text(UNTIMED)
@@ -189,7 +193,9 @@ counts.write_stream(tm.stream.to_files("counts"), name="slow", checkpoint=tm.str
 
 
 def test_a_slow_function_is_named_and_holds_no_checkpoint_up(tmp_path: Path) -> None:
-    """While it hangs, a warning and top say so; 2 ms a row let checkpoints through and results come, and the job stops when it is asked."""
+    """While it hangs, a warning and top say so; at 2 ms per row, checkpoints and results get through, and the job stops
+    on request.
+    """
     (tmp_path / "app.py").write_text(SLOW)
     (tmp_path / "held").touch()
     env, err = {"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path / "err"
@@ -218,7 +224,7 @@ def test_a_slow_function_is_named_and_holds_no_checkpoint_up(tmp_path: Path) -> 
 
 
 def test_logs_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Logging hears of checkpoints; an HTTP client reads the same figures that top shows, while the job runs."""
+    """Logging receives checkpoints; an HTTP client reads the same figures that top shows, while the job runs."""
     (port,) = free_ports(1)
     monkeypatch.setenv("TIDEMILL_METRICS", f":{port}")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

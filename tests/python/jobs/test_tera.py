@@ -17,7 +17,7 @@ def tidemill(*args: str | Path) -> str:
 
 
 def seen(folder: Path, workers: int) -> tuple[str, str]:
-    """Records with their checksum, and the verdict."""
+    """The records' checksum, and the verdict."""
     result = launched.run("teravalidate", "-n", str(workers), "--no-prefix", folder)
     words = result.stdout.decode().strip().split(", ")
     assert result.returncode == (0 if words[2] == "in order" else 1), result.stderr.decode()
@@ -66,7 +66,7 @@ def test_wrong_input(tmp_path: Path) -> None:
 
 
 def test_output_that_is_there(tmp_path: Path) -> None:
-    """The error named an option of the library, not the command's."""
+    """The error named an option of the library, not of the command."""
     tidemill("teragen", "--records", "100", tmp_path / "in")
     (tmp_path / "out").mkdir()
     result = launched.run("terasort", "-n", "2", tmp_path / "in", tmp_path / "out")
@@ -77,7 +77,7 @@ def test_output_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    """It was a traceback that named neither, and the records stayed, so that the disk stayed full."""
+    """The error was a traceback that named neither, and the records stayed, so the disk stayed full."""
     with disks.small(tmp_path, "1m") as small:
         result = launched.run("teragen", "-n", "2", "--records", "50000", small / "in")
         said = result.stderr.decode()
@@ -96,7 +96,7 @@ def test_a_folder_without_files_is_not_in_order(tmp_path: Path) -> None:
 
 
 def test_records_of_a_killed_command_are_no_input(tmp_path: Path) -> None:
-    """They lay in the folder, and were sorted as if they were all."""
+    """They stayed in the folder, and were sorted as if they were complete."""
     folder = tmp_path / "in"
     generator = launched.start("teragen", "--records", "100000000", folder)
     try:

@@ -1,4 +1,4 @@
-"""``tidemill top``: what it shows of streams that run, and that it shows no others."""
+"""``tidemill top``: it shows running streams, and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ counts.write_stream(lambda rows: None, name="clicks", checkpoint=tm.stream.Check
 """
 
 
-#: Copy 1 of a step comes late to each collective.
+#: Copy 1 of a step is late to each collective.
 LATE = """
 import time
 
@@ -75,7 +75,7 @@ def job(tmp_path: Path, env: dict[str, str]) -> Iterator[Popen[bytes]]:
 
 
 def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
-    """Both workers, every edge, with rows that come, a time that goes on and a checkpoint."""
+    """Both workers, every edge, with rows arriving, a time that advances and a checkpoint."""
 
     def runs() -> bool:
         assert job.poll() is None, "the job has ended"
@@ -105,7 +105,7 @@ def test_a_stream_that_runs(job: Popen[bytes], env: dict[str, str]) -> None:
 
 
 def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_path: Path) -> None:
-    """Each is shown by itself: together they would be one of four workers, with the rates of both."""
+    """Each is shown by itself: together they would look like one of four workers, with the rates of both."""
     (tmp_path / "beside").mkdir()
     with started(tmp_path / "beside", env) as beside:
 
@@ -124,7 +124,7 @@ def test_two_streams_of_one_name(job: Popen[bytes], env: dict[str, str], tmp_pat
 
 
 def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
-    """One that was killed leaves a file behind, which is nothing that runs."""
+    """A killed stream leaves a file behind, but does not run."""
     launched.wait_until(lambda: len(launched.statuses(env)) == 2, "both workers")
     for worker in launched.statuses(env):
         os.kill(worker["pid"], signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_streams_that_have_gone(job: Popen[bytes], env: dict[str, str]) -> None:
 
 
 def test_a_stream_that_is_started_again(tmp_path: Path, env: dict[str, str]) -> None:
-    """A worker is killed and all are started again: those of before are not shown any more."""
+    """A worker is killed and all are restarted: the old ones are no longer shown."""
     with started(tmp_path, env, "--restarts", "1") as running:
         launched.wait_until(lambda: running.poll() is not None or len(launched.statuses(env)) == 2, "both workers")
         before = launched.statuses(env)
@@ -150,7 +150,7 @@ def test_a_stream_that_is_started_again(tmp_path: Path, env: dict[str, str]) -> 
 
 
 def test_rates_of_who_tells_seldom() -> None:
-    """Two looks between which a worker has told nothing are none at a worker that does nothing."""
+    """Between two looks without a new report, a worker's rates are unknown rather than zero."""
 
     def tells(at_s: float) -> list[dict[str, Any]]:
         return [{"job_id": "a", "worker": 0, "at_s": at_s}]
@@ -169,7 +169,7 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
     wrong = launched.run("top", "--every", "0", env=env)
     assert wrong.returncode == 2
     assert b"--every is from 0.1 to 3600 seconds" in wrong.stderr
-    # What would print again and again, or once, is for a person; what a program reads is there at once.
+    # Repeated or refreshed output is for people; a program gets its answer at once.
     wrong = launched.run("top", "--json", "--every", "2", env=env)
     assert wrong.returncode == 2
     assert b"--json looks once, so it does not allow --every" in wrong.stderr
@@ -184,12 +184,12 @@ def test_options_that_make_no_sense(env: dict[str, str]) -> None:
 def test_what_others_have_put_there_is_not_believed(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the folder for temporary files another user may be first: with a folder, with a link, with files that are none of ours."""
+    """In the folder for temporary files another user may be first: with a folder, with a link, with foreign files."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     own = _status._file()
     assert own is not None
     folder = Path(own).parent
-    # Of a process that there is not any more: ours is removed, and nothing else is.
+    # Of a process that no longer exists: our file is removed, and nothing else.
     gone = json.dumps({"at_s": 0, "pid": 1}) + "\n"
     victim = tmp_path / "victim.json"
     victim.write_text(gone)
@@ -213,7 +213,7 @@ def test_what_others_have_put_there_is_not_believed(
 
 
 def test_whatever_the_clock_is_set_to(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that run were taken for killed ones where the clock was set forward, and their files were removed."""
+    """Running streams were taken for killed ones when the clock was set forward, and their files were removed."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = _status._file()
     assert file is not None
@@ -228,13 +228,13 @@ def test_whatever_the_clock_is_set_to(env: dict[str, str], tmp_path: Path, monke
         Path(file).write_text(json.dumps(told) + "\n")
         (worker,) = _status.jobs()
         assert 2 <= worker["silent_s"] < 60
-    # What killed workers have left is removed by the next stream, too, not only by who looks.
+    # The next stream, and not only a viewer, also removes what killed workers left.
     Path(file).with_name("4194305-0.json").write_text(json.dumps({**told, "pid": 4_194_305}) + "\n")
     assert _status._file() is not None and [path.name for path in Path(file).parent.iterdir()] == [Path(file).name]
 
 
 def test_who_is_late_to_collectives(env: dict[str, str], tmp_path: Path) -> None:
-    """The others wait for one copy of a step, by their own counts: clocks are not compared."""
+    """The others wait for one copy of a step, according to their own counts: clocks are not compared."""
     with started(tmp_path, env, "--threads", "1", app=LATE) as job:
 
         def names_it() -> bool:
@@ -247,6 +247,6 @@ def test_who_is_late_to_collectives(env: dict[str, str], tmp_path: Path) -> None
 
 
 def test_texts_of_jobs_cannot_move_the_cursor() -> None:
-    """Whoever names a job does not command the terminal of who looks."""
+    """Whoever names a job does not control the viewer's terminal."""
     assert plain("job \x1b[2J\r\n\x9b\u202e") == "job \\x1b[2J\\r\\n\\x9b\\u202e"
     assert plain("Zähler №1") == "Zähler №1"

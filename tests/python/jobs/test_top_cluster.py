@@ -59,14 +59,14 @@ def report(**more: Any) -> dict[str, Any]:
 
 
 def read(told: dict[str, Any]) -> Cluster:
-    """Return the report as it comes: through JSON."""
+    """The report as it arrives: through JSON."""
     cluster = read_cluster(json.loads(json.dumps(told)))
     assert cluster is not None
     return cluster
 
 
 def choked() -> dict[str, Any]:
-    """Return a report of a job whose host 3 has a full inbound link."""
+    """A report of a job whose host 3 has a full inbound link."""
     hosts = [host(f"lab-{at}", out_bytes_s=12 * MBIT, in_bytes_s=10 * MBIT) for at in range(3)]
     hosts.append(host("lab-3", out_bytes_s=5 * MBIT, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT))
     full = {"capacity": 7 * MBIT, "link_wait": 0.7, "busy": 0.98, "queued_bytes": 300_000, "rtt_us": 41_000}
@@ -86,7 +86,7 @@ def test_why_has_cause_evidence_and_what_to_do() -> None:
 
 
 def test_why_breaks_sentences_where_the_terminal_ends() -> None:
-    """What `top` cuts at the width of the terminal would be the half that says what helps."""
+    """Cutting at the terminal's width would remove the half that says what helps."""
     lines = why_lines(read(choked()), 100.0, Screen(60))
     assert all(len(line) <= 60 for line in lines)
     assert "should give +38 %" in " ".join(" ".join(lines).split())
@@ -106,13 +106,13 @@ def test_why_says_that_nothing_holds_a_job_up() -> None:
 
 
 def bsp_worker(number: int, host: str, waits: list[float], first: int = 7) -> dict[str, Any]:
-    """Return what a worker tells whose copy has waited so many seconds in each collective; none where it did not wait."""
+    """The report of a worker whose copy has waited so many seconds in each collective; no entry where it did not wait."""
     told = [[first + call, waited_s] for call, waited_s in enumerate(waits) if waited_s]
     return {"worker": number, "host": host, "collectives": [{"step": "bsp 2", "copy": number, "waits": told}]}
 
 
 def test_why_names_who_is_late_to_collectives() -> None:
-    """And says whether its CPU, its work or its link is the reason, as far as its host tells."""
+    """Also says whether its CPU, its work or its link is the reason, as far as its host reports."""
     late = [bsp_worker(at, f"lab-{at}", [0.04] * 100 if at != 3 else []) for at in range(4)]
 
     def said(workers: list[dict[str, Any]], **of_last: Any) -> list[str]:
@@ -132,12 +132,12 @@ def test_why_names_who_is_late_to_collectives() -> None:
     (choked,) = said(behind, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT)
     assert choked.startswith("copy 3 of bsp 2 on lab-3 has its results 60 ms after the others, 30 of the last 30: ")
     assert choked.endswith("the inbound link of lab-3 is full")
-    # One of two waits and the other one does not: it is the work, unless a link is full.
+    # Of two, one waits and the other does not: the work is to blame, unless a link is full.
     two = [bsp_worker(0, "lab-3", [0.04] * 20), bsp_worker(1, "lab-1", [])]
     assert said(two)[0].startswith("copy 1 of bsp 2 on lab-1 comes 40 ms late")
     full_link = said(two, in_bytes_s=19 * MBIT, in_capacity=20 * MBIT)
     assert full_link[0].startswith("copy 0 of bsp 2 on lab-3 has its results 40 ms after the others")
-    # Nobody is late, once is no habit, and other streams have no collectives.
+    # Nobody is late, once is not a pattern, and other streams have no collectives.
     assert said([bsp_worker(at, f"lab-{at}", [0.04] * 100) for at in range(4)]) == []
     once = [bsp_worker(at, f"lab-{at}", [0.002] * 99 + [0.04 if at != 3 else 0.0]) for at in range(4)]
     assert said(once) == [] and said([{"worker": 0, "host": "lab-0"}]) == []
@@ -174,7 +174,7 @@ def test_links_mark_where_senders_wait() -> None:
     waiting = [" ".join(line.split()) for line in lines[9:]]
     assert waiting[0] == "lab-0 to lab-3 6.3 7.0 98% 0.70 0.00 300.0 kB 41.0 ms"
     assert waiting[-1] == "lab-1 to lab-2 10.0 10% 0.00 0.20 0 B 0.2 ms"
-    # Columns of numbers end below each other, marks or not.
+    # Columns of numbers are right-aligned, marks or not.
     assert lines[2].index("6.3/7.0!") == lines[3].index("6.3/7.0!")
 
 
@@ -186,7 +186,7 @@ def test_links_without_links() -> None:
 
 
 def test_links_of_many_hosts_are_cut_to_the_screen() -> None:
-    """Of 64 hosts only some columns fit: those of links where senders wait, then those with most traffic."""
+    """Of 64 hosts only some columns fit: those of links where senders wait, then those with the most traffic."""
     hosts = [host(f"lab-{at}", in_bytes_s=63e6 * (at == 40), out_bytes_s=1e6) for at in range(64)]
     links = [link(source, to, 8.0) for source in range(64) for to in range(64) if source != to]
     links[0] |= {"link_wait": 0.5}
@@ -196,7 +196,7 @@ def test_links_of_many_hosts_are_cut_to_the_screen() -> None:
     heading = lines[1].split()
     assert heading[3:6] == ["lab-0", "lab-1", "lab-40"]
     assert any(line.startswith("  left out: 33 senders and 57 receivers; shown: ") for line in lines)
-    # As much as is asked for, if nothing bounds it.
+    # Everything requested, if nothing limits it.
     everything = links_lines(read(report(hosts=hosts, links=links)), Screen(2000))
     assert not any("left out" in line for line in everything) and len(everything[1].split()) == 3 + 64 + 1
 
@@ -296,14 +296,14 @@ def test_a_report_of_another_version_is_named() -> None:
     for told, why in wrong:
         with pytest.raises(ClusterError, match=why.replace("[", r"\[").replace(".", r"\.")):
             read_cluster(told)
-    # Fields that are new are passed over.
+    # New fields are ignored.
     assert read({**report(), "more": 1}).controller == "advise"
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that puts down what worker 0 of a job has reported."""
+    """A function that writes down what worker 0 of a job has reported."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -316,7 +316,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         if cluster is not None:
             statuses[0]["cluster"] = cluster
         first, *others = statuses
-        # The other workers come in no order.
+        # The other workers come in no particular order.
         heard = [{"worker": one["worker"], "age_s": 0.1, "over": False, "status": one} for one in others[::-1]]
         file = _status._file()
         assert file is not None

@@ -1,4 +1,4 @@
-"""``tidemill tpch``: all queries on several workers against DuckDB, and what the command says when something is wrong."""
+"""``tidemill tpch``: all queries on several workers against DuckDB, and the command's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.apps.tpch_queries import QUERIES, TABLES, query
 
 pytest.importorskip("duckdb", reason="the answers to compare with are DuckDB's")
 
-#: For 22 queries, and starting the workers, on a machine that does other things too.
+#: For 22 queries, and the start of the workers, on a machine that does other things too.
 PATIENCE_S = 240.0
 
 
@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("cached", [False, True])
 def test_all_answers_are_those_of_duckdb(data: Path, workers: int, cached: bool) -> None:
-    """Of files that every worker can read, and of tables that are in parts on the workers."""
+    """From files that every worker can read, and from tables in parts on the workers."""
     done = run(workers, "--scale", "0.01", "--data", data, "--check", *["--cached"] * cached)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
@@ -63,7 +63,7 @@ for number in QUERIES:
 
 
 def test_every_query_runs_on_all_workers(data: Path, tmp_path: Path) -> None:
-    """One worker alone would give the same answers, so only the plans tell."""
+    """A single worker would give the same answers, so only the plans tell."""
     (tmp_path / "plans.py").write_text(PLANS)
     done = launched.run("run", "-n", "2", tmp_path / "plans.py", data)
     assert done.returncode == 0, done.stderr.decode()
@@ -73,7 +73,7 @@ def test_every_query_runs_on_all_workers(data: Path, tmp_path: Path) -> None:
 def test_a_wrong_answer_is_named(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A comparison that never finds anything would prove nothing, so DuckDB is asked for something else."""
+    """A comparison that never finds a difference would prove nothing, so DuckDB is asked for something else."""
     asked = tpch._duckdb
     monkeypatch.setattr(tpch, "_duckdb", lambda folder, text: asked(folder, text.replace("'3' month", "'4' month")))
     assert tpch.main(["--scale", "0.01", "--data", str(data), "--queries", "4,6", "--check"]) == 1
@@ -83,12 +83,12 @@ def test_a_wrong_answer_is_named(
 
 
 def test_a_query_that_fails_is_named_and_the_others_run(data: Path, tmp_path: Path) -> None:
-    """Here of a file with damage that only its reader sees; both workers must be ready for the next query."""
+    """Here because of a damaged file whose damage only its reader sees; both workers must be ready for the next query."""
     folder = shutil.copytree(data, tmp_path / "data")
     damaged = folder / "lineitem" / "lineitem.3.parquet"
     content = damaged.read_bytes()
     footer = int.from_bytes(content[-8:-4], "little") + 8
-    # Values, not the index behind them, which is read with the footer.
+    # Values, not the index after them, which is read with the footer.
     length = (len(content) - footer) * 3 // 4
     damaged.write_bytes(content[:4] + bytes(length) + content[4 + length :])
     done = run(2, "--scale", "0.01", "--data", folder, "--queries", "1,2,6,13")
@@ -131,7 +131,7 @@ def test_the_command_line() -> None:
 
 
 def test_every_query_that_sorts_has_its_order_compared() -> None:
-    """`_order` reads the text; a query that it does not understand would be compared without order."""
+    """`_order` reads the query's text; a query that it does not understand would be compared without order."""
     sorting = [number for number in QUERIES if "order by" in query(number, 1.0)]
     assert sorting == [number for number in QUERIES if number not in (6, 14, 17, 19)]
     assert tpch._order(query(21, 1.0), ["s_name", "numwait"]) == [1, 0]

@@ -1,4 +1,4 @@
-"""The server of the viewer: who may ask for what, and what it answers to nonsense."""
+"""The viewer's server: who may request what, and how it answers nonsense."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, method: str = "GET", token: str | None = "", **more: Any) -> tuple[int, bytes]:
-    """Status and body of an answer; the token is the right one unless told otherwise."""
+    """Status and body of an answer; with the right token unless given another."""
     host, port = server._http.server_address[:2]
     connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
     headers = {} if token is None else {"Authorization": f"Bearer {token or server.token}"}
@@ -61,13 +61,13 @@ def test_only_who_has_the_token_sees_data(server: Server) -> None:
         for token in (None, "x", server.token[:-1], server.token + "x", "ü"):
             encoded = token if token is None else token.encode().decode("latin-1")
             assert ask(server, f"/api/{path}", token=encoded)[0] == 401, path
-        # It is no cookie and no part of a URL that a foreign page could make a browser ask for.
+        # It is not a cookie, nor part of a URL that a foreign page could make a browser request.
         assert ask(server, f"/api/{path}&token={server.token}", token=None)[0] == 401
     assert ask(server, "/", token=None)[0] == 200
 
 
 def test_head_is_what_get_says_without_the_answer(server: Server) -> None:
-    """Proxies ask so whether a server is there, and were told that it cannot answer."""
+    """Proxies check this way whether a server is alive, and were told that it cannot answer."""
     frame = "/api/files/frame-000000.safetensors"
     for path, token in (
         ("/", None),
@@ -78,7 +78,7 @@ def test_head_is_what_get_says_without_the_answer(server: Server) -> None:
     ):
         status, body = ask(server, path, "HEAD", token=token)
         assert (status, body) == (ask(server, path, token=token)[0], b"")
-    # Behind it another question of the same connection is answered.
+    # After it, another request on the same connection is answered.
     host, port = server._http.server_address[:2]
     connection = http.client.HTTPConnection(str(host), int(port), timeout=launched.PATIENCE_S)
     for method in ("HEAD", "GET", "HEAD", "GET"):
@@ -122,7 +122,9 @@ def test_frames_and_trajectories_are_what_lies_on_disk(server: Server, folder: P
 
 
 def test_what_gets_smaller_is_sent_compressed_to_who_takes_it(tmp_path: Path) -> None:
-    """Of frames of few points, headers and codes are a good part; of many, positions are nearly all, and compressing them takes long."""
+    """For frames of few points, headers and codes are a large part; for many, positions are nearly all, and compressing
+    them takes long.
+    """
     rng = np.random.default_rng(0)
     few, many = tmp_path / "few", tmp_path / "many"
     for folder, points in ((few, 200), (many, 20_000)):
@@ -148,7 +150,7 @@ def test_what_gets_smaller_is_sent_compressed_to_who_takes_it(tmp_path: Path) ->
             encoding, body = sent(server, path, **takes)
             assert encoding == "gzip" and (None, gzip.decompress(body)) == sent(server, path)
             assert len(body) < len(sent(server, path)[1])
-        # Nothing is made longer.
+        # Nothing gets longer.
         encoding, body = sent(server, part("position"), **takes)
         assert len(body) <= len(sent(server, part("position"))[1])
     with Server(many) as server:
@@ -156,7 +158,7 @@ def test_what_gets_smaller_is_sent_compressed_to_who_takes_it(tmp_path: Path) ->
 
 
 def test_news_come_when_there_are_some(server: Server, folder: Path) -> None:
-    """A page that waits must hear of a frame as it is written, and not before it is whole."""
+    """A waiting page must learn of a frame when it is written, and not before it is complete."""
     _, whole = ask(server, "/api/index?from=0")
     assert whole == (folder / "index.jsonl").read_bytes()
     assert ask(server, f"/api/index?from={len(whole)}") == (200, b"")
@@ -197,7 +199,7 @@ def test_groups_are_stored_whole_or_not_at_all(server: Server, folder: Path) -> 
 
 
 def test_one_group_is_put_or_deleted_and_the_others_stay(server: Server, folder: Path) -> None:
-    """Two pages that save at the same time: with whole lists the second would take away what the first has added."""
+    """Two pages save at the same time: with whole lists the second would remove what the first has added."""
     assert ask(server, "/api/selections/first", "PUT", body=b'{"rows":[1,2]}')[0] == 200
     names = [f"<i>{number}</i>/ä%" for number in range(8)]
 
@@ -233,7 +235,7 @@ def test_one_group_is_put_or_deleted_and_the_others_stay(server: Server, folder:
 
 
 def test_a_page_with_older_frames_is_never_given_newer_ones(server: Server, folder: Path) -> None:
-    """Frames that are written anew have the same names: mixed with the older ones, points would be where they never were."""
+    """Rewritten frames have the same names: mixed with the older ones, points would be where they never were."""
     header = json.loads(ask(server, "/api/index?from=0")[1].splitlines()[0])
     run, size = header["run"], (folder / "index.jsonl").stat().st_size
     assert FrameReader(folder).run == run
@@ -258,12 +260,12 @@ def test_a_page_with_older_frames_is_never_given_newer_ones(server: Server, fold
     assert not (folder / "selections.json").exists()
     now = FrameReader(folder).run
     assert now is not None and now != run and answers(now) == {200}
-    # Who goes on behind the frames writes no others, and a page that knows of no runs is answered as ever.
+    # Appending to the frames keeps the run, and a page that does not know of runs is answered as before.
     with FrameWriter(folder, mode="a") as writer:
         writer.write_frame([[0.0, 0.0]], ids=["new"])
     assert answers(now) == {200}
     assert ask(server, "/api/files/frame-000009.safetensors")[0] == 200
-    # While they are being written anew there is no index.
+    # While they are being rewritten there is no index.
     (folder / "index.jsonl").rename(folder / "index.old")
     assert answers(now) == {409}
     assert ask(server, "/api/index?from=0") == (200, b"")
@@ -296,7 +298,7 @@ def test_the_command_explains_what_it_cannot_show(tmp_path: Path) -> None:
 
 
 def test_arrays_are_shown_from_a_program() -> None:
-    """What `show` makes of arrays: principal components where there are many columns, the same for all frames."""
+    """What `show` makes of arrays: principal components for many columns, the same for all frames."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 6)) * [1, 9, 1, 5, 1, 3]
     view = tm.viz.show(frames=[x, 2 * x], groups=np.arange(50) % 3, values=x[:, 0], title="<six>")
@@ -311,7 +313,7 @@ def test_arrays_are_shown_from_a_program() -> None:
         assert (lengths <= np.linalg.norm(x - centre, axis=1) + 0.01).all()
     finally:
         view.close()
-    # A table, and a query that makes one.
+    # A table, and a query that produces one.
     table = tm.Table.from_numpy({"x": x[:, 0], "y": x[:, 1]})
     for given in (table, tm.from_arrow(table)):
         view = tm.viz.show(given)
@@ -333,7 +335,7 @@ def test_arrays_are_shown_from_a_program() -> None:
 
 
 def test_columns_of_a_table_are_shown_by_name(tmp_path: Path) -> None:
-    """Coordinates are the columns of numbers that are named for nothing else; what is wrong with a name is said."""
+    """Coordinates are the numeric columns not named for anything else; an error explains a wrong name."""
     columns = {
         "id": ["a", "b", "c"],
         "x": [0.0, 1.0, 2.0],
@@ -377,7 +379,9 @@ def test_columns_of_a_table_are_shown_by_name(tmp_path: Path) -> None:
 
 
 def test_what_changes_from_frame_to_frame_is_shown() -> None:
-    """Such as the clusters of each pass of a clustering: categories were those of the first frame, and frames only had numbers."""
+    """Such as the clusters of each pass of a clustering: once, categories were those of the first frame, and frames
+    only had numbers.
+    """
     x = np.eye(4, 3)
     passes = [["a", "a", "b", "b"], ["a", "b", "b", "b"], ["b", "b", "b", "b"]]
     distance = np.arange(12.0).reshape(3, 4)
@@ -461,11 +465,11 @@ def test_a_folder_is_shown_while_a_writer_fills_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_ends_whatever_its_clients_do(how: signal.Signals, folder: Path) -> None:
-    """Whoever holds a connection open, or a shell that has SIGINT ignored, must not keep it from ending."""
+    """Neither a client that holds a connection open, nor a shell that ignores SIGINT, may keep it from ending."""
     with (folder / "frame-000099.safetensors").open("wb") as file:
         file.truncate(256 << 20)
     token = "a-token-for-these-tests"
-    # As scripts start what they leave in the background.
+    # As scripts start background processes.
     shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     view = launched.command("view", folder, "--token", token)
     running = subprocess.Popen([*shell, *view], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -474,15 +478,16 @@ def test_the_command_ends_whatever_its_clients_do(how: signal.Signals, folder: P
     assert url.port is not None and running.stdout.readline() == b"Ctrl-C ends it\n"
     clients = []
     for said, answered in {
-        # Nothing at all, and half a question.
+        # Nothing at all, and half a request.
         "": False,
         "GET /api/index HTTP/1.1\r\n": False,
-        # One who waits for news, who does not read what he asked for, who does not send what he said, who was refused and sends on.
+        # A client that waits for news, one that does not read its answer, one that does not send what it announced, one
+        # that was refused and sends on.
         "GET /api/index?from={size}&wait=30 HTTP/1.1\r\n{head}\r\n": False,
         "GET /api/files/frame-000099.safetensors HTTP/1.1\r\n{head}\r\n": True,
         "PUT /api/selections HTTP/1.1\r\n{head}Content-Length: 1000\r\n\r\n[": False,
         "PUT /api/nothing HTTP/1.1\r\n{head}Content-Length: 1000\r\n\r\n[": True,
-        # One whose connection stays open for the next question.
+        # A client whose connection stays open for the next request.
         "GET / HTTP/1.1\r\n{head}\r\n": True,
     }.items():
         client = socket.create_connection(("127.0.0.1", url.port), timeout=launched.PATIENCE_S)
@@ -493,7 +498,7 @@ def test_the_command_ends_whatever_its_clients_do(how: signal.Signals, folder: P
         clients.append(client)
     running.send_signal(how)
     printed, errors = running.communicate(timeout=launched.PATIENCE_S)
-    # Nor was it ended by its own watch over that.
+    # Nor was it ended by its own watchdog.
     assert (running.returncode, printed, errors) == (0, b"", b"")
     for client in clients:
         client.close()
