@@ -173,8 +173,8 @@ PLACES = ("b/p.csv", "a/p.csv", "a/deep/p.csv", "a-b.csv", "c.csv", ".hidden/p.c
 
 
 def below(folder: Path, numbers: range) -> None:
-    """Each file has two series of its own, and one that the others share with other values; unless it is the last, its
-    last line has no newline.
+    """Each file has two series of its own, and one that all share with different values; two files that later ones
+    follow lack a final newline.
     """
     for place, name in enumerate(PLACES):
         path = folder / name
@@ -696,7 +696,7 @@ def test_a_kill_while_frames_are_written_loses_none(frames: int, tmp_path: Path)
 
 
 def test_rows_that_have_changed_make_all_anew(tmp_path: Path) -> None:
-    """A row inserted elsewhere in the file without changing anything does not."""
+    """Rows that only moved within the file do not."""
     path, out = tmp_path / "prices.csv", tmp_path / "out"
     lines = rows(range(30))
     path.write_text(HEAD + "".join(lines))

@@ -317,9 +317,7 @@ def test_windows_after_a_join() -> None:
     ],
 )
 def test_windows_of_a_column_that_bounds_lead_to(window: str) -> None:
-    """A column with a lower bound in one stream's time, itself bounded by the other's, gives the time, too, and need
-    not be selected.
-    """
+    """`ends` is at least `r.at`, which is at least `l.at`: so it tells time too, and need not be selected."""
     query = f"""
         select l.k, {window} as w, count(*) as n
         from l join r on l.k = r.k and r.at between l.at and l.ends

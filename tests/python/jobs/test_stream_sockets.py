@@ -216,7 +216,7 @@ def test_dead_letters_of_a_websocket(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_websocket() -> None:
-    """Messages none of which is a text: each is a row as it is, even an empty one."""
+    """Each message is a row as it is, text or not, even an empty one."""
 
     def talk(connection: socket.socket) -> None:
         shake_hands(connection)

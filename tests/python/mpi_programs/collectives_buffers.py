@@ -207,7 +207,7 @@ def check_results_agree_bit_for_bit_on_all_ranks(comm):
 
 
 def check_back_to_back_collectives_of_different_sizes(comm):
-    """What one collective leaves behind must not leak into the next."""
+    """State left by one collective must not leak into the next."""
     for i in range(300):
         count = (i * 37) % 211
         data = np.full(count, comm.rank + i, "i8")

@@ -77,7 +77,7 @@ def check_in_place(comm):
 
 
 def check_temporary_buffers_stay_alive(comm):
-    """A request owns its buffers, the sent one too."""
+    """A request owns its buffers, the send buffer too."""
     if PEER_IS_REAL_MPI:
         return  # mpi4py 4.1 forgets send buffers
     requests = []
@@ -112,7 +112,7 @@ def check_blocking_ones_while_others_are_in_flight(comm):
 
 
 def check_point_to_point_while_collectives_are_in_flight(comm):
-    """Tags and contexts are apart: a receive from any source never sees a collective's messages."""
+    """Tags and contexts are separate: a receive from any source never sees a collective's messages."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     request = comm.Iallgather(np.full(1000, comm.rank), got := np.empty((comm.size, 1000), int))
     status = MPI.Status()

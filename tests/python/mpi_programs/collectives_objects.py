@@ -1,4 +1,4 @@
-"""Lower-case collectives: any objects, different ones per rank, every root, predefined and own operations."""
+"""Lower-case collectives: any objects, different ones per rank, every root, predefined and user-defined operations."""
 
 import numpy as np
 from harness import MPI, main, raises, roots

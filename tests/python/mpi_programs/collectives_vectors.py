@@ -113,7 +113,7 @@ def check_alltoallv(comm):
 
 
 def check_alltoallv_with_different_counts_per_direction(comm):
-    """Everybody sends `rank` elements to each, so receives r elements from r."""
+    """Every rank sends `rank` elements to each, and so receives r elements from r."""
     send = np.full(comm.rank * comm.size, comm.rank)
     got = np.full(comm.size * (comm.size - 1) // 2, -1)
     comm.Alltoallv([send, [comm.rank] * comm.size], [got, list(roots(comm))])

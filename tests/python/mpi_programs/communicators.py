@@ -1,4 +1,4 @@
-"""Communicators and groups: making them in every way, comparing them, and keeping their messages apart."""
+"""Communicators and groups: every way of creating and comparing them, and the separation of their messages."""
 
 import numpy as np
 from harness import MPI, main, raises, roots

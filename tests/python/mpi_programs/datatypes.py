@@ -1,4 +1,4 @@
-"""Datatypes: sizes, extents and names of the predefined, and messages of derived ones."""
+"""Datatypes: sizes, extents and names of the predefined ones, and messages with derived ones."""
 
 import numpy as np
 from harness import MPI, TYPES, main, raises, roots

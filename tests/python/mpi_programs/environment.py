@@ -87,7 +87,7 @@ def check_error_handlers(comm):
 
 
 def check_what_is_missing_is_named(comm):
-    """Outside communicators, messages and collectives: an error that says so, when used and not before."""
+    """Features beyond communicators, messages and collectives: an error that says so, on use and not before."""
     if PEER_IS_REAL_MPI:
         return
     for call, name in (

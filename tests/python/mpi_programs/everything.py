@@ -1,7 +1,8 @@
-"""Runs several programs of this folder in one job, those named on the command line, or all: starting a job costs more than most checks.
+"""Runs several programs of this folder in one job, those named on the command line, or all: starting a job costs more
+than most checks.
 
-Each program has a duplicate of the world to itself, so what one leaves is not in the way of the next; a check ends with a barrier before
-the next begins.
+Each program gets its own duplicate of the world, so that its leftovers do not disturb the next; a check ends with a
+barrier before the next begins.
 """
 
 import importlib

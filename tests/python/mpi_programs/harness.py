@@ -1,8 +1,8 @@
-"""What every program here shares: which MPI it speaks, and how its checks run.
+"""What all programs here share: the choice of MPI, and how their checks run.
 
-A program is a script of functions named ``check_*``; every rank runs all of them in order. Each is written for mpi4py and
-knows nothing of Tidemill: the one line that differs is chosen here, so the same file also runs under the real mpi4py,
-which is how the checks themselves are checked (``TIDEMILL_TEST_MPI=mpi4py mpirun -n 3 python p2p_buffers.py``).
+A program is a script of functions named ``check_*``; every rank runs all of them in order. Each is written for mpi4py
+and does not mention Tidemill: the one line that differs is chosen here, so the same file also runs under the real
+mpi4py, which is how the checks themselves are checked (``TIDEMILL_TEST_MPI=mpi4py mpirun -n 3 python p2p_buffers.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MPI", "PEER_IS_REAL_MPI", "TYPES", "main", "raises", "roots", "typed
 
 PEER_IS_REAL_MPI = os.environ.get("TIDEMILL_TEST_MPI") == "mpi4py"
 
-# One NumPy dtype of each kind the standard knows, with the MPI type that names it.
+# One NumPy dtype of each kind in the standard, with the MPI type that names it.
 TYPES: list[tuple[Any, Any]] = [
     (np.int8, MPI.INT8_T),
     (np.int16, MPI.INT16_T),
@@ -44,7 +44,7 @@ TYPES: list[tuple[Any, Any]] = [
     (np.bool_, MPI.C_BOOL),
 ]
 if not PEER_IS_REAL_MPI:
-    # Of the standard's extensions, which Debian's MPIs do not have.
+    # Extensions of the standard, which Debian's MPIs lack.
     TYPES.append((np.float16, MPI.FLOAT16_T))
 
 

@@ -1,4 +1,4 @@
-"""Reduction operations: every predefined one on every type it is defined for, pairs, and own ones."""
+"""Reduction operations: every predefined one on every type that supports it, pairs, and user-defined ones."""
 
 import numpy as np
 from harness import MPI, TYPES, main, raises, roots

@@ -72,7 +72,7 @@ def check_many_large_messages_under_way(comm):
 
 
 def check_tags_select_messages(comm):
-    """A receive takes the oldest message of its tag, whatever arrived before it with other tags."""
+    """A receive takes the oldest message with its tag, whatever arrived before it with other tags."""
     right, left = ring(comm)
     requests = [comm.Isend(np.array([tag], "i4"), right, tag) for tag in range(10)]
     for tag in (5, 0, 9, 1, 8, 2, 7, 3, 6, 4):
@@ -196,7 +196,7 @@ def check_probe(comm):
 
 
 def check_matched_probe(comm):
-    """A matched message is out of reach of every other receive."""
+    """No other receive can get a matched message."""
     right, left = ring(comm)
     first, second = np.array([1.0, comm.rank]), np.array([2.0, comm.rank])
     requests = [comm.Isend(first, right, 2), comm.Isend(second, right, 2)]
@@ -220,7 +220,7 @@ def check_matched_probe(comm):
 
 
 def check_buffer_specifications(comm):
-    """Every way mpi4py lets a caller name memory."""
+    """Every way to specify memory in mpi4py."""
     right, left = ring(comm)
     want = np.arange(6, dtype="i4") + left
 

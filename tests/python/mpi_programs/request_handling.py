@@ -110,7 +110,7 @@ def check_cancel_a_receive(comm):
     status = MPI.Status()
     request.Wait(status)
     assert status.Is_cancelled()
-    # What was cancelled takes no message away.
+    # A canceled receive takes no message away.
     send = comm.Isend(np.ones(1), comm.rank, 123)
     got = np.zeros(1)
     comm.Recv(got, comm.rank, 123)
@@ -205,7 +205,7 @@ def check_copies_stand_for_the_same_operation(comm):
         send.Wait()
         comm.Send(np.zeros(2), right, 10)
         other.Wait()
-    # The first handle may go: the copy keeps the operation.
+    # Freeing the first handle is fine: the copy keeps the operation.
     got = np.zeros(1)
     copy = MPI.Request(comm.Irecv(got, left, 11))
     comm.Send(np.array([5.0]), right, 11)

@@ -60,7 +60,7 @@ def check_cart_neighbours(comm):
             assert (part == (peer if peer != MPI.PROC_NULL else -1)).all()
         send, got = np.array([100 * cart.rank, 100 * cart.rank + 1]), np.full(2, -1)
         cart.Neighbor_alltoall(send, got)
-        # What comes from below is what it sent upwards, except that with one or two ranks below and above coincide.
+        # What comes from below was sent upwards, except that with one or two ranks below and above coincide.
         if cart.size > 2:
             assert got[0] == (100 * source + 1 if source != MPI.PROC_NULL else -1)
             assert got[1] == (100 * dest if dest != MPI.PROC_NULL else -1)
@@ -92,7 +92,7 @@ def check_graph(comm):
 
 
 def check_dist_graph(comm):
-    """Everybody sends to the next two ranks."""
+    """Every rank sends to the next two ranks."""
     n, r = comm.size, comm.rank
     sources, targets = [(r - 1) % n, (r - 2) % n], [(r + 1) % n, (r + 2) % n]
     graph = comm.Create_dist_graph_adjacent(sources, targets)

@@ -1,4 +1,4 @@
-"""``tidemill balance`` and ``tidemill drain`` of a stream whose workers are all on this machine."""
+"""``tidemill balance`` and ``tidemill drain`` for a stream whose workers are all on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import standing_job
 from tidemill._streaming import status as _status
 from tidemill.apps import _jobs, balance
 
-#: All keys are moved to one copy of each step, once.
+#: Moves all keys to one copy of each step, once.
 CROWDED = counted.APP.replace(
     "checkpoint=checkpoint)",
     """checkpoint=checkpoint, on_progress=crowd)""",
@@ -52,7 +52,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: str) -> Popen[bytes]:
-    """Start two workers with two threads each, and wait until rows have come."""
+    """Start two workers with two threads each, and wait until rows have arrived."""
     (folder / "app.py").write_text(app)
     job = launched.start("run", "-n", "2", "--threads", "2", "app.py", env=env, cwd=folder)
     jobs.append(job)
@@ -71,7 +71,7 @@ def asked(env: dict[str, str], *words: str) -> CompletedProcess[bytes]:
 
 
 def test_keys_that_are_crowded_are_spread(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """No row is lost, doubled or counted out of order."""
+    """No row is lost, duplicated or counted out of order."""
     job = started(tmp_path, env, jobs, CROWDED)
 
     def predicts() -> bool:
@@ -97,7 +97,7 @@ def test_keys_that_are_crowded_are_spread(tmp_path: Path, env: dict[str, str], j
 
 
 def test_what_cannot_be_asked_for(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """The message names what there is, and what helps."""
+    """The message names what exists, and what helps."""
     for words in (("balance",), ("drain", "there")):
         nobody = asked(env, *words)
         assert nobody.returncode == 1
@@ -135,7 +135,7 @@ def test_streams_whose_keys_cannot_move(
 
 
 def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets its own answer; requests are taken one after the other."""
+    """Each gets its own answer; requests are handled one after the other."""
     file = standing_job.status_file(tmp_path, monkeypatch)
     job = _status.jobs()[0]
     answers: list[dict[str, Any]] = []

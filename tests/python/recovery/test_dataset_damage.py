@@ -1,4 +1,4 @@
-"""A disk that returns other bytes than were written: an error that says where, never rows."""
+"""A disk that returns other bytes than were written: the result is an error that says where, never rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import launched
 import pytest
 from graphs import program
 
-#: A byte of what this process has in its spill directory becomes another.
+#: Changes a byte of this process's files in its spill directory.
 DAMAGE = """
 import ctypes, os, random
 import tidemill as tm
@@ -91,12 +91,14 @@ def run(text: str, *arguments: str, tmp_path: Path, memory: str) -> None:
 
 @pytest.mark.parametrize("query", ["sort", "group", "window", "join"])
 def test_what_queries_spill(query: str, tmp_path: Path) -> None:
-    """DataFusion does not look at what it reads back: without checksums of ours a byte would be another value, or a crash."""
+    """DataFusion does not verify what it reads back: without our checksums, a changed byte would be a wrong value, or a
+    crash.
+    """
     run(QUERIES, query, tmp_path=tmp_path, memory="24MiB")
 
 
 def test_what_is_cached_on_disk(tmp_path: Path) -> None:
-    """Rows that lie in a mapped file are looked at without a call that could fail: they have to be verified before."""
+    """Nothing can fail when rows in a mapped file are read: they must be verified before."""
     text = """
 data = tm.from_dict({"x": list(range(1_000_000))}).with_columns(y=tm.col("x") * 2).cache()
 assert data.select(tm.col("y").sum()).to_dict() == {"y": [999_999_000_000]}
@@ -136,7 +138,7 @@ print("done")
 
 @pytest.mark.parametrize("exchange", ["sort", "keyed_gather", "keyed_reduce"])
 def test_the_edge_is_named(exchange: str, tmp_path: Path) -> None:
-    """Whoever has several exchanges under way must hear which of them cannot go on, on every worker."""
+    """With several exchanges in flight, every worker must learn which of them cannot go on."""
     app = tmp_path / "app.py"
     app.write_text(program(DAMAGE, GRAPH))
     spill = tmp_path / "spill"
@@ -154,7 +156,7 @@ from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
 from mutations import mutated
 
-# A length that a file tells must not become an allocation.
+# A length from a file must not become an allocation.
 resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30))
 seed = os.environ["TIDEMILL_TEST_SEED"]
 dice = random.Random(seed)
@@ -191,7 +193,9 @@ print("done")
 
 
 def test_compressed_files_that_are_damaged(tmp_path: Path) -> None:
-    """Rows that are still there, or an error that names the file: no panic, no "internal error", nothing allocated by what a file says."""
+    """Either the rows are intact, or an error names the file: no panic, no "internal error", no allocation of a size
+    that the file claims.
+    """
     env = {
         **os.environ,
         "TIDEMILL_THREADS": "2",

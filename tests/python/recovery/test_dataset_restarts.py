@@ -1,4 +1,4 @@
-"""What a batch job does again after a worker was killed, and what it does not."""
+"""What a batch job repeats after a worker was killed, and what it does not."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ print("done", sorted(kept.columns))
 
 @pytest.mark.parametrize("keep", ["materialize", "cache"])
 def test_what_is_done_again(keep: str, tmp_path: Path) -> None:
-    """A job killed while it materializes rows must make all of it anew; one killed behind it, nothing that is in it. What is
-    cached is in the memory of the workers, and gone with them."""
+    """A job killed while it materializes rows must compute all of them again; one killed later, none of them. Cached
+    rows are in the workers' memory, and gone with them.
+    """
     app = tmp_path / "app.py"
     call = f"materialize({str(tmp_path / 'kept')!r})" if keep == "materialize" else "cache()"
     app.write_text(PROGRAM.replace("FOLDER", repr(str(tmp_path))).replace("KEEP", call))
@@ -56,5 +57,5 @@ def test_what_is_done_again(keep: str, tmp_path: Path) -> None:
     assert calls("called", 1) == 4000
     assert calls("called", 2) == (0 if keep == "materialize" else 4000)
     assert calls("later", 2) == 4000
-    # Nothing is left of the attempt that was killed while it wrote.
+    # The attempt that was killed while writing has left nothing.
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []

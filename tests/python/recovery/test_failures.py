@@ -1,4 +1,4 @@
-"""Whatever happens to a worker, the others hear of it in words, and nothing hangs or is left behind."""
+"""Whatever happens to a worker, the others get a clear error, and nothing hangs or is left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_kill_at_any_moment_reaches_everybody(tmp_path: Path, transport: str) 
         with workers.Job(folder, 4, LOOP, {"TIDEMILL_TRANSPORT": transport}) as job:
             launched.pids_in(folder, 4)
             time.sleep(chance.uniform(0, 0.3))
-            # Rank 0 is the hub of the control plane; its death is the hardest to hear of.
+            # Rank 0 is the hub of the control plane; its death is the hardest to notice.
             victim = 0 if round_ == 0 else chance.randrange(4)
             job.workers[victim].send_signal(signal.SIGKILL)
             results = job.finish()
@@ -82,7 +82,7 @@ except tm.WorkerLost as error:
 
 
 def test_memory_that_cannot_be_read_is_a_lost_worker_for_everybody(tmp_path: Path) -> None:
-    """A rank that found out by itself, before the hub could tell the others, went on to a call they did not expect."""
+    """A rank that noticed by itself, before the hub could tell the others, went on to a call they did not expect."""
     for round_ in range(4):
         folder = tmp_path / str(round_)
         folder.mkdir()
@@ -121,7 +121,7 @@ if job.rank == 0:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_worker_lost_after_rank_0_has_ended(tmp_path: Path, transport: str) -> None:
-    """Rank 0 stays until the others have left; it waited for ever for one that was killed meanwhile."""
+    """Rank 0 stays until the others have left; it waited forever for one that was killed meanwhile."""
     with workers.Job(tmp_path, 3, AFTER_ITS_END, {"TIDEMILL_TRANSPORT": transport}) as job:
         launched.pids_in(tmp_path, 3)
         assert job.workers[0].stdout is not None
@@ -140,7 +140,7 @@ def _named_memory(pid: int) -> set[str]:
 
 
 def test_nothing_is_left_after_killing_everybody(tmp_path: Path) -> None:
-    """Shared memory with a name would stay for ever."""
+    """Named shared memory would stay forever."""
     with workers.Job(tmp_path, 3, LOOP) as job:
         pids = launched.pids_in(tmp_path, 3)
         launched.wait_until(
@@ -155,7 +155,7 @@ def test_nothing_is_left_after_killing_everybody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> None:
-    """The others must raise the origin's traceback, not hang, and not one of their own making."""
+    """The others must raise the traceback of the origin, neither hanging nor raising one of their own."""
     program = """
         import numpy as np
         import tidemill as tm
@@ -195,7 +195,7 @@ def test_an_exception_is_told_to_the_others(tmp_path: Path, transport: str) -> N
     ],
 )
 def test_a_function_that_raises_on_one_worker_is_told_to_the_others(tmp_path: Path, transport: str, call: str) -> None:
-    """Whoever catches it lives on, and the others would wait for its part for ever."""
+    """A worker that catches the exception lives on, and the others would wait for its part forever."""
     program = f"""
         import numpy as np
         import tidemill as tm
@@ -228,7 +228,7 @@ def test_a_function_that_raises_on_one_worker_is_told_to_the_others(tmp_path: Pa
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_reduction_that_fails_in_the_background_is_told_at_once(tmp_path: Path, transport: str) -> None:
-    """Who looks at its request only after hearing from the others, who wait for its part, waits for ever."""
+    """A worker that checks its request only after hearing from the others, who wait for its part, waits forever."""
     program = """
         import numpy as np
         import tidemill as tm
@@ -259,7 +259,7 @@ def test_a_reduction_that_fails_in_the_background_is_told_at_once(tmp_path: Path
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", ["reduce(big, odd, 1)", "allreduce(big, odd)", "scan(big, odd)", "exscan(big, odd)"])
 def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Path, call: str) -> None:
-    """An operation that works and gives what no pickle takes: an error on one worker, a hang on the next."""
+    """An operation that works but returns something that cannot be pickled: an error on one worker, a hang on the next."""
     program = f"""
         import numpy as np
         import tidemill as tm
@@ -310,7 +310,7 @@ def test_results_that_cannot_be_sent_are_told_to_who_waits_for_them(tmp_path: Pa
     ],
 )  # fmt: skip
 def test_calls_that_differ_are_named(tmp_path: Path, transport: str, usual: str, odd: str, words: list[str]) -> None:
-    """Different calls end as a hang or as rubbish in other systems."""
+    """In other systems, mismatched calls end in a hang or in garbage."""
     program = f"""
         import numpy as np
         from tidemill.mpi import MPI
@@ -327,14 +327,14 @@ def test_calls_that_differ_are_named(tmp_path: Path, transport: str, usual: str,
     with workers.Job(tmp_path, 3, program, {"TIDEMILL_TRANSPORT": transport}) as job:
         outputs = job.succeed()
     for out in outputs:
-        # The program's second, whatever Tidemill has called on the way into the job.
+        # The program's second, whatever Tidemill has called while joining the job.
         assert "collective #2 on comm" in out and "rank 1 called" in out, outputs
         for word in words:
             assert word in out, outputs
 
 
 def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
-    """The message must say who waits for whom in what, and the line where the other one is."""
+    """The message must say who waits for whom in which call, and the line where the other one is."""
     program = """
         import os
         import tidemill as tm
@@ -377,7 +377,7 @@ def test_a_long_wait_is_explained_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: str, transport: str) -> None:
-    """What goes on in the background knows its peers too; "its peers" would help nobody."""
+    """Background work knows its peers too; "its peers" would help nobody."""
 
     def is_of_this_wait(line: str) -> bool:
         # On a busy machine the barrier may be a long wait, too.
@@ -415,7 +415,7 @@ def test_a_long_wait_names_the_rank_it_is_for(tmp_path: Path, wait: str, words: 
 
 
 def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
-    """Heartbeats come from native threads; a worker in a long C call is alive, and says that it is busy."""
+    """Native threads send the heartbeats; a worker in a long C call is alive, and says that it is busy."""
     program = """
         import ctypes, os
         import tidemill as tm
@@ -456,7 +456,7 @@ def test_a_held_gil_is_no_death(tmp_path: Path) -> None:
     ],
 )
 def test_ctrl_c_interrupts_every_wait(tmp_path: Path, transport: str, call: str) -> None:
-    """A wait that only looked at signals afterwards could not be stopped from the keyboard."""
+    """A wait that checked signals only afterwards could not be stopped from the keyboard."""
     program = f"""
         import os, pathlib, time
         import numpy as np
@@ -541,7 +541,7 @@ print(attempt(), attempt(2), attempt(1, 2), attempt(0, 1, 2))
 
 
 def test_work_that_fails_on_one_worker_fails_on_all() -> None:
-    """Who does not hear of it waits for ever in what comes next; who hears another thing looks in the wrong place."""
+    """A worker that misses the error waits forever in its next call; one that gets a different error misleads its user."""
     for rank, printed in enumerate(standing.run_program(TOGETHER, workers=3)):
         cases: list[tuple[str, int | None, set[int]]] = [
             ("of 2", 2, {2}),
@@ -574,7 +574,9 @@ while True:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_is_stopped(tmp_path: Path, victim: int) -> None:
-    """For less than the timeout it changes nothing; for longer the job ends, says so, and nothing of it is left, stopped or not."""
+    """A stop shorter than the timeout changes nothing; after a longer one the job ends, says so, and leaves nothing
+    behind, stopped or not.
+    """
     (tmp_path / "app.py").write_text(STOPPED)
     (tmp_path / "spill").mkdir()
     env = {"TIDEMILL_FAILURE_TIMEOUT": "3", "TIDEMILL_SPILL_DIR": str(tmp_path / "spill")}

@@ -1,4 +1,4 @@
-"""Workers that are killed in the middle of rows that cross, or lie on disk: one clear error for the others, and nothing is left."""
+"""Workers killed while rows are in flight or on disk: one clear error for the others, and nothing is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphs import program
 
 VICTIM = 1
 
-#: What is on disk is so for long, and again and again.
+#: Keeps rows on disk for long, again and again.
 QUERY = """
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ except tm.WorkerLost as error:
 
 
 def on_disk(pid: int, folder: Path) -> int:
-    """Bytes of the files that a process has open in a folder; files there have no names."""
+    """Bytes in the files that a process has open in a folder; files there have no names."""
     total = 0
     for file in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -73,7 +73,7 @@ def on_disk(pid: int, folder: Path) -> int:
 
 
 def kill_one(job: workers.Job, pause_s: float) -> None:
-    """Kill the victim, and see that the others hear of it and end."""
+    """Kill the victim, and check that the others notice and end."""
     time.sleep(pause_s)
     job.workers[VICTIM].send_signal(signal.SIGKILL)
     for rank, (code, out, err) in enumerate(job.finish()):
@@ -95,7 +95,9 @@ def kill_one(job: workers.Job, pause_s: float) -> None:
     ids=["sort", "join", "full join", "join without keys", "exchange"],
 )
 def test_a_worker_that_is_killed_with_rows_on_disk(what: str, pause_s: float, tmp_path: Path) -> None:
-    """Whoever waits for its rows must be told, whether it sorts, parts rows or joins parts, and what any of them had spilled is gone."""
+    """Workers that wait for its rows must be told, whether it sorts, partitions rows or joins partitions, and all
+    spilled data is gone.
+    """
     spill = tmp_path / "spill"
     spill.mkdir()
     (tmp_path / "in").mkdir()
@@ -122,7 +124,9 @@ def test_a_worker_that_is_killed_with_rows_on_disk(what: str, pause_s: float, tm
     ['x.partition("k")', "x.broadcast()", "x.gather(1)", 'x.keyed_reduce("k", {"v": "sum"})', 'x.keyed_gather("k")'],
 )
 def test_a_worker_that_is_killed_in_an_exchange(exchange: str, tmp_path: Path) -> None:
-    """With rows under way to it and from it: who waits for them, or for credit, must hear that nothing comes any more."""
+    """With rows in flight to it and from it: those that wait for them, or for credit, must learn that nothing will
+    come.
+    """
     endless = "10**9" if "keyed" not in exchange else "100"
     text = program("from pathlib import Path", GRAPH.replace("ROUNDS", endless).replace("EXCHANGE", exchange))
     with workers.Job(tmp_path, 3, text) as job:

@@ -1,4 +1,6 @@
-"""A worker may end at any time: what it has sent arrives, who needs more of it is told, and strangers are named."""
+"""A worker may end at any time: what it has sent arrives, those that need more from it are told, and strangers are
+named.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_who_waits_for_a_worker_that_has_ended_is_told(tmp_path: Path, transport
     "send", ["comm.Bsend(a, 0)", "comm.Isend(a, 0).Free()", "comm.bsend(a, 0)", "comm.ibsend(a, 0)"]
 )
 def test_what_was_sent_is_received_after_its_sender_has_ended(tmp_path: Path, transport: str, send: str) -> None:
-    """A send that is over for its sender was lost when the sender ended, and its receiver waited for ever."""
+    """A send that was complete for its sender was lost when the sender ended, and its receiver waited forever."""
     receive = "a = comm.recv(source=1)" if "bsend(" in send else "comm.Recv(a, 1)"
     program = f"""
         import time
@@ -64,7 +66,7 @@ def test_what_was_sent_is_received_after_its_sender_has_ended(tmp_path: Path, tr
 
 
 def test_an_ordinary_job_says_nothing(tmp_path: Path) -> None:
-    """Warnings that come with every job are read by nobody."""
+    """Nobody reads warnings that come with every job."""
     program = "import tidemill as tm; tm.init().comm.Barrier()"
     with workers.Job(tmp_path, 3, program) as job:
         results = job.finish()
@@ -74,7 +76,7 @@ def test_an_ordinary_job_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_stranger_is_refused_and_named(tmp_path: Path) -> None:
-    """Somebody who tries the job's port shall not go unnoticed."""
+    """An attempt to connect to the job's port must not go unnoticed."""
     (port,) = free_ports(1)
     late = {1: ["sh", "-c", 'while [ ! -e go ]; do sleep 0.05; done; exec "$@"', "sh"]}
     program = "import tidemill as tm; tm.init().comm.Barrier()"
@@ -100,9 +102,9 @@ def test_a_stranger_is_refused_and_named(tmp_path: Path) -> None:
 
 
 def test_a_job_without_a_secret_says_so(tmp_path: Path) -> None:
-    """Whoever can connect can take a worker's place; the user is the one to know whether somebody can."""
+    """Whoever can connect can take a worker's place; only the user knows whether somebody can."""
     program = "import tidemill as tm; tm.init().comm.Barrier()"
-    # Not one of the names of this host by which workers meet without a port.
+    # Not one of this host's names by which workers meet without a port.
     env = {"TIDEMILL_SECRET": "", "MASTER_ADDR": "127.0.0.2"}
     with workers.Job(tmp_path, 2, program, env) as job:
         results = job.finish()
@@ -112,7 +114,7 @@ def test_a_job_without_a_secret_says_so(tmp_path: Path) -> None:
 
 
 def test_the_ends_of_a_very_long_traceback_are_shown(tmp_path: Path) -> None:
-    """The report was cut at 4 MiB, made no sense any more, and nothing was shown at all."""
+    """The report was cut at 4 MiB, no longer made sense, and nothing was shown at all."""
     script = tmp_path / "app.py"
     script.write_text(
         "import tidemill as tm\n"
@@ -130,7 +132,7 @@ def test_the_ends_of_a_very_long_traceback_are_shown(tmp_path: Path) -> None:
 
 
 def test_parts_of_mpi4py_beside_mpi_say_what_there_is_instead() -> None:
-    """`import` of what is missing would only say that there is no such module."""
+    """Importing a missing part would only say that there is no such module."""
     from tidemill import UnsupportedError
 
     with pytest.raises(UnsupportedError, match=r"mpi4py\.futures\.MPIPoolExecutor.*tidemill\.run"):

@@ -1,4 +1,6 @@
-"""Jobs in a container with little memory: they keep within its limit, and what the kernel kills all the same is told and begins again."""
+"""Jobs in a container with little memory: they keep within its limit; when the kernel kills a worker all the same, the
+job says so and restarts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from recovered import folder, read
 
 __all__ = ["folder"]
 
-#: What a query and a stream want is several times this.
+#: A query and a stream want several times this.
 LIMIT = 400 << 20
 KEYS = 900_000
 
@@ -34,7 +36,7 @@ tm.sql(made).sort("key").write_parquet(folder / "sorted")
 look = "select count(*) as n, sum(key) as sum, sum(length(text)) as bytes from rows"
 keys = tm.sql(look, rows=tm.read_parquet(folder / "sorted")).collect().to_dict()
 
-# A window that has 600 MB of keys.
+# A window with 600 MB of keys.
 name = tm.functions.scalar("lpad", (tm.col("number") * 7919 % KEYS).cast("str"), 300, "x")
 rows = tm.stream.from_generator(0, rows=2 * KEYS, splits=4, step="1ms", max_out_of_orderness="60s").select("number", "time", name=name)
 counts = rows.group_by("name", tm.stream.window(tm.stream.tumbling("3000d"), on="time")).agg(n=tm.count())
@@ -70,7 +72,9 @@ rows.write_stream(Files(folder / "results"), checkpoint=tm.stream.Checkpoint(fol
 
 
 def test_a_query_and_a_stream_keep_within_the_limit(folder: Path) -> None:
-    """Budgets that left out what interpreters take, and states that were copied whole to be sorted before they went to disk, had workers killed."""
+    """Workers were killed because budgets ignored the interpreters' memory, and because whole states were copied for
+    sorting before they went to disk.
+    """
     app = folder / "app.py"
     app.write_text(WITHIN)
     with cgroups.limited(LIMIT) as group:
@@ -80,14 +84,16 @@ def test_a_query_and_a_stream_keep_within_the_limit(folder: Path) -> None:
     told = [json.loads((folder / f"{rank}.found").read_text()) for rank in range(2)]
     assert [sum(found[at] for found, _, _ in told) for at in range(2)] == [KEYS, 2 * KEYS]
     assert sum(spilled for _, spilled, _ in told) > LIMIT
-    # 7919 and 4000037 have no common divisor: of its remainders 37 are not there, which are those of 0 and of 4000001 on.
+    # 7919 and 4000037 are coprime: 37 remainders are missing, namely those of 0 and of 4000001 and up.
     left_out = sum(value * 7919 % 4_000_037 for value in [0, *range(4_000_001, 4_000_037)])
     keys = {"n": [4_000_000], "sum": [4_000_037 * 4_000_036 // 2 - left_out], "bytes": [4_000_000 * 90]}
     assert all(of_worker == keys for _, _, of_worker in told)
 
 
 def test_a_worker_that_the_kernel_kills_for_memory(folder: Path) -> None:
-    """The limit and the remedy are told, not only a signal; and with --restarts the job goes on from its checkpoint, exactly once."""
+    """The message has the limit and the remedy, not only a signal; and with --restarts the job resumes from its
+    checkpoint, exactly once.
+    """
     app = folder / "app.py"
     app.write_text(KILLED)
     env = {"PYTHONPATH": f"{Path(stream_job.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}

@@ -1,5 +1,5 @@
-"""A worker is killed in the middle of a fit, of frames, and of ``tidemill series``: the others say so, and what was written is whole. A program
-fails, or does not take all frames: nobody waits for ever, and nothing is left.
+"""A worker is killed in the middle of a fit, of frames, and of ``tidemill series``: the others say so, and everything
+written is whole. A program fails, or does not take all frames: nobody waits forever, and nothing is left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ mine = slice(150 * comm.rank // comm.size, 150 * (comm.rank + 1) // comm.size)
 distances = np.linalg.norm(points[mine, None] - points, axis=2)
 weights = np.ones_like(distances) if {matrix} else None
 try:
-    # Never at its end: without a tolerance, it goes on until rounding stops it.
+    # This never converges: without a tolerance, it goes on until rounding stops it.
     while True:
         Told(init="random", max_iter=10**6, tol=0.0, acceleration={acceleration}).fit(distances, weights=weights)
 except tm.WorkerLost as error:
@@ -64,7 +64,7 @@ except tm.WorkerLost as error:
 """
 
 
-#: What the programs below begin with: windows of a panel, on all workers.
+#: The beginning of the programs below: windows of a panel, on all workers.
 MARKET = """
 import os, time
 import numpy as np
@@ -105,7 +105,7 @@ for turn in range(60):
         assert (frame.positions == whole[number]).all()
         if number == turn % 4:
             break
-    # A generator that is still there is not at its end.
+    # A generator that still exists has not finished.
     del frame
 again = [frame.positions for frame in series.embed(panel, windows)]
 assert all((one == other).all() for one, other in zip(again, whole, strict=True))
@@ -139,7 +139,7 @@ def shared_memory() -> set[str]:
 
 
 def killed_at_random(folder: Path, program: str, count: int, rounds: int) -> None:
-    """Kill one of `count` workers, each in turn, and expect the others to hear of it."""
+    """Kill one of `count` workers, each in turn, and expect the others to notice."""
     chance = seeds.dice(program)
     before = shared_memory()
     for victim in range(rounds):
@@ -159,7 +159,7 @@ def killed_at_random(folder: Path, program: str, count: int, rounds: int) -> Non
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("matrix", "acceleration"), [(False, 0), (False, 5), (True, 0)])
 def test_a_kill_in_the_middle_of_a_fit(matrix: bool, acceleration: int, tmp_path: Path) -> None:
-    """An iteration whose gathering missed the news would wait for ever for a worker's rows."""
+    """An iteration whose gather missed the news would wait forever for a worker's rows."""
     program = FIT.replace("{matrix}", str(matrix)).replace("{acceleration}", str(acceleration))
     killed_at_random(tmp_path, program, 3, 2)
 
@@ -167,7 +167,7 @@ def test_a_kill_in_the_middle_of_a_fit(matrix: bool, acceleration: int, tmp_path
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("start", "alone_ids_max"), [("previous", 2000), ("independent", 2000), ("previous", 0)])
 def test_a_kill_between_frames(start: str, alone_ids_max: int, tmp_path: Path) -> None:
-    """Whoever waits for the frame before, or for a round to end, must hear that its maker is gone."""
+    """Workers that wait for the frame before, or for a round to end, must learn that its maker is gone."""
     killed_at_random(tmp_path, FRAMES.format(start=start, alone_ids_max=alone_ids_max), 3, 3)
 
 
@@ -175,7 +175,7 @@ def test_a_kill_between_frames(start: str, alone_ids_max: int, tmp_path: Path) -
 @pytest.mark.parametrize("start", ["previous", "independent"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_of_the_program_in_a_window(rank: int, start: str, tmp_path: Path) -> None:
-    """What is not said to all, as that a value cannot be measured is, would leave them waiting for a frame."""
+    """Without news, for example that a value cannot be measured, the others would wait for a frame."""
     program = MARKET + RAISING.replace("{rank}", str(rank)).replace("{start!r}", repr(start))
     with workers.Job(tmp_path, 3, program) as job:
         results = job.finish()
@@ -188,20 +188,22 @@ def test_an_error_of_the_program_in_a_window(rank: int, start: str, tmp_path: Pa
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_frames_that_are_not_taken(count: int, tmp_path: Path) -> None:
-    """What had been sent by then would be taken for frames of the next time, or each time would leave a communicator open."""
+    """What had been sent by then would be taken for frames of the next time, or each time would leave a communicator
+    open.
+    """
     with workers.Job(tmp_path, count, MARKET + STOPPING) as job:
         job.succeed()
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_frames_do_not_pile_up_before_who_takes_them_slowly(slow: int, tmp_path: Path) -> None:
-    """Whoever is quick would make all frames, which a slow one would have to keep."""
+    """A fast worker would make all frames, which a slow consumer would have to keep."""
     with workers.Job(tmp_path, 2, MARKET + SLOW.replace("{slow}", str(slow))) as job:
         job.succeed()
 
 
 class Scripted:
-    """A communicator of two whose only message comes when it is looked for the `look`-th time, or when it is waited for before."""
+    """A communicator of two whose only message arrives at the `look`-th poll, or at an earlier wait."""
 
     size, rank = 2, 0
 
@@ -229,7 +231,9 @@ class Scripted:
 
 @pytest.mark.parametrize("look", range(1, 8))
 def test_a_frame_that_comes_between_two_looks(look: int) -> None:
-    """A worker that had just taken in the last frame waited for one more message, for ever, as it thought that it had nothing to do."""
+    """A worker that had just received the last frame believed that it had nothing to do, and waited forever for one
+    more message.
+    """
 
     def begin(number: int) -> Making[str]:
         raise AssertionError("the only window is the other worker's")
@@ -245,14 +249,14 @@ def test_a_frame_that_comes_between_two_looks(look: int) -> None:
         finish=lambda _, frame: frame,
         everywhere=True,
     )
-    # What tells that it was the last one is not what is looked at here.
+    # How the relay knows that it was the last one is not tested here.
     relay.past = Past()
     assert list(relay.run()) == ["frame"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16, 40])
 def test_every_worker_has_windows_and_worker_0_the_fewest(size: int) -> None:
-    """Others would get ahead of one without a turn, as far as they like."""
+    """Without a turn of its own, a worker would let the others get arbitrarily far ahead."""
     counts = np.bincount([owner(number, size) for number in range(100 * size)], minlength=size)
     assert counts.min() == counts[0] > 0
     assert counts[1:].max() - counts[1:].min() <= 2
@@ -263,7 +267,7 @@ def test_every_worker_has_windows_and_worker_0_the_fewest(size: int) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_kill_in_the_middle_of_the_command(victim: int, tmp_path: Path) -> None:
-    """What lies in the folder then is whole frames, which show; there is no summary, and a new start says what is there."""
+    """The folder then has whole frames, which can be viewed; there is no summary, and a new start says what is there."""
     prices, _ = series.write_market(tmp_path / "data", 60, 400)
     before = shared_memory()
     out = tmp_path / "out"
@@ -290,7 +294,7 @@ def test_a_kill_in_the_middle_of_the_command(victim: int, tmp_path: Path) -> Non
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank of a process of a job; None of one that is no worker."""
+    """The rank of a process of a job; None for a process that is not a worker."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     ranks = [word.partition(b"=")[2] for word in words if word.startswith(b"TIDEMILL_RANK=")]
     return int(ranks[0]) if ranks else None

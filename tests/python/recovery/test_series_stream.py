@@ -1,4 +1,6 @@
-"""`tidemill series --follow --checkpoint`, whose workers are killed while prices come in: its frames are those of an undisturbed run."""
+"""`tidemill series --follow --checkpoint`, whose workers are killed while prices arrive: its frames equal those of an
+undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DAYS = 60
 
 
 def days() -> list[str]:
-    """The rows of each day: a series comes late, one goes, one has gaps, negative prices and two rows of a day, and two split."""
+    """The rows of each day: one series comes late, one disappears, one has gaps, negative prices and two rows for a
+    day, and two split.
+    """
     rng = np.random.default_rng(3)
     price = 50 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(DAYS, 10)), axis=0))
     price[33:, 2] /= 2
@@ -43,7 +47,7 @@ def days() -> list[str]:
 
 
 def start(path: Path, out: Path, *more: str, workers: int = 2) -> subprocess.Popen[bytes]:
-    """Nothing settles: what is over depends on rows alone."""
+    """Without settling, only rows decide what is over."""
     return launched.start(
         "series", "-n", str(workers), "--restarts", "30", path, "--follow", "--settle", "1h", "--out", out,
         "--checkpoint", out / "checkpoints", *WINDOWS, *more,
@@ -65,7 +69,7 @@ def end(job: subprocess.Popen[bytes]) -> str:
 
 
 def same(out: Path, other: Path) -> None:
-    """Check that two folders have the same frames, to the bit, and that the same was said of cleaning."""
+    """Check that two folders have the same frames, to the bit, and the same report of cleaning."""
     files = sorted(file.name for file in other.glob("frame-*"))
     assert sorted(file.name for file in out.glob("frame-*")) == files
     for name in files:
@@ -82,12 +86,12 @@ def test_workers_that_are_killed_while_prices_come_in(tmp_path: Path) -> None:
     job = start(path, hit)
     try:
         for number in range(24, DAYS, 4):
-            # The first checkpoint may not be there yet.
+            # The first checkpoint may not exist yet.
             launched.wait_until(lambda: frames_in(hit) > 0, "a frame")
             with path.open("a") as file:
                 file.writelines(parts[number : number + 4])
             time.sleep(dice.uniform(0.0, 0.4))
-            # Between two lives there is nobody.
+            # Between two lives there are no workers.
             with contextlib.suppress(OSError):
                 if kills < 3 and (victims := launched.children(job.pid)):
                     os.kill(dice.choice(victims), signal.SIGKILL)

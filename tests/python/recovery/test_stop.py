@@ -1,4 +1,4 @@
-"""``tidemill stop``: a stream makes a last checkpoint, ends, and goes on from there when it is started again."""
+"""``tidemill stop``: a stream makes a last checkpoint, ends, and resumes from there when it is started again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def has_rows(env: dict[str, str], workers: int, job: Popen[bytes]) -> bool:
 
 
 def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """It ends well, although no checkpoint was due; with another number of workers it goes on, and no row is lost or doubled."""
+    """It ends well, although no checkpoint was due; with another number of workers it resumes, and no row is lost or
+    duplicated.
+    """
     before = 0
     for workers in (2, 1):
         job = launched.start("run", "-n", str(workers), "app.py", env=env, cwd=tmp_path)
@@ -68,12 +70,12 @@ def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: lis
 
 
 def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All hear that the stream has stopped, whoever hears it first."""
+    """All learn that the stream has stopped, whoever learns it first."""
     file = standing_job.status_file(tmp_path, monkeypatch)
     jobs, waiting, codes = _status.jobs, set[int](), list[int]()
 
     def seen() -> list[dict[str, Any]]:
-        """Who looks has asked."""
+        """Whoever looks here has already asked."""
         waiting.add(threading.get_ident())
         return jobs()
 
@@ -92,7 +94,9 @@ def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was killed does not run because another process has its number, and files of jobs that have stopped go some time."""
+    """A killed worker does not run because another process has its number, and files of stopped jobs are removed
+    eventually.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = _status.folder()
     folder.mkdir(parents=True)
@@ -116,7 +120,7 @@ def test_what_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_cannot_be_stopped(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """None that there is not, none that could not go on, and not one of several."""
+    """A stream that does not exist, one that could not resume, and one of several with the same name."""
     nobody = launched.run("stop", env=env)
     assert (nobody.returncode, nobody.stderr) == (1, b"tidemill stop: no such stream runs on this machine\n")
     jobs.append(launched.start("run", "-n", "1", "app.py", "unsaved", env=env, cwd=tmp_path))

@@ -1,4 +1,6 @@
-"""Programs that change between the lives of a job: states of before go on with nulls for what is new, or the job does not begin."""
+"""Programs that change between the lives of a job: old states continue with nulls for what is new, or the job does not
+begin.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def kept(folder: Path) -> dict[str, str]:
-    """What ``tidemill checkpoints --state`` tells of the newest, by task."""
+    """What ``tidemill checkpoints --state`` prints about the newest, by task."""
     listed = launched.run("checkpoints", "-n", "1", folder / "checkpoints", "--state").stdout.decode().splitlines()
     lines = [line.removeprefix("[0]").strip() for line in listed]
     ends = [at for at, line in enumerate(lines) if re.match(r"\d+ ", line)] + [len(lines)]
@@ -46,8 +48,9 @@ def kept(folder: Path) -> dict[str, str]:
 @pytest.mark.sampled(1, always=("function",))
 @pytest.mark.parametrize("query", evolving_job.QUERIES)
 def test_fields_that_are_added(folder: Path, query: str) -> None:
-    """The job is killed, goes on with a program that keeps more, and is killed again: of every row and key there is one exact result,
-    with nulls, or what has come since, in place of what had not been kept."""
+    """The job is killed, resumes with a program that keeps more, and is killed again: every row and key has one exact
+    result, with nulls, or values from later rows, in place of what had not been kept.
+    """
     before = launched.start("run", "-n", "2", JOB, folder, query, "1")
     launched.wait_until(lambda: before.poll() is not None or newest(folder) >= 8, "some checkpoints")
     assert before.poll() is None, before.communicate()
@@ -58,7 +61,7 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
     first = {task: state for task, state in kept(folder).items() if "version 1" in state}
 
     goes_on, then = newest(folder), launched.start("run", "-n", "2", "--restarts", "3", JOB, folder, query, "2")
-    # The first of the new program has all states anew, and those behind it build on that.
+    # The new program's first checkpoint writes all states again, and later ones build on that.
     launched.wait_until(
         lambda: then.poll() is not None or newest(folder) >= goes_on + 5, "checkpoints of the new program"
     )
@@ -77,7 +80,7 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
         assert sorted(row["row"] for row in rows) == list(range(ROWS))
         assert {row.get("x") for row in rows} > {None, 3 * (ROWS - 1)}
         assert all(row.get("x") in (None, 3 * row["row"]) for row in rows)
-        # What came out before the change has no such column; what was kept then has a null in it.
+        # Results from before the change lack such a column; states kept then have a null in it.
         assert any("x" in row and row["x"] is None for row in rows)
         if query == "pairs":
             partners = {row["row"]: row["row"] + 1000 for row in rows}
@@ -87,13 +90,13 @@ def test_fields_that_are_added(folder: Path, query: str) -> None:
     for row in rows:
         of_key = range(row["key"], ROWS, KEYS)
         assert (row["n"], row["sum"]) == (len(of_key), sum(of_key))
-        # Of the rows since.
+        # From the rows since.
         assert row["low"] in of_key
         assert "middle" not in row or row["middle"] > sum(of_key) / len(of_key)
     assert all(row["low"] > row["key"] for row in rows)
 
 
-#: By query, what each version is told.
+#: The states that each version declares, by query.
 REFUSED: dict[str, dict[str, str]] = {
     "windows": {
         "counted": r'"window \d" that .*"count\(x\)" \(count of Int64\) is new and not nullable',
@@ -121,8 +124,9 @@ REFUSED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("query", REFUSED)
 def test_other_changes_are_refused(folder: Path, query: str) -> None:
-    """What would be read as something else is an error of every worker before the job begins, which names task, field, types and remedy;
-    the program as it was goes on from there all the same."""
+    """An incompatible change is an error of every worker before the job begins, which names task, field, types and
+    remedy; the old program can still resume from there.
+    """
     stopped = launched.run("run", "-n", "1", JOB, folder, query, "1", "stop")
     assert stopped.returncode == 0, stopped.stderr.decode()
     at = newest(folder)
@@ -139,7 +143,7 @@ def test_other_changes_are_refused(folder: Path, query: str) -> None:
 
 
 def test_states_with_fields() -> None:
-    """What a function keeps has the fields that it said, or it is an error that names key, field and type."""
+    """A function's state has the fields that it declared, or an error names key, field and type."""
     fields = StateFields(
         [("n", "Int64"), ("name", "Utf8"), ("ok", "Boolean"), ("mean", "Float64"), ("all", "List(Int64)")]
     )
@@ -164,8 +168,9 @@ def test_states_with_fields() -> None:
 
 
 def test_items_with_fields() -> None:
-    """Items of lists and maps are what the function said, or it is an error that names the list or map, the value and the type; so are others than
-    it named."""
+    """Items of lists and maps have the declared types, or an error names the list or map, the value and the type; so
+    does one for undeclared fields.
+    """
     rows = tm.from_dict({"k": [1], "s": [1]}).select("k", at=tm.col("s").cast("timestamp[s]")).collect()
     keyed = tm.stream.from_table(rows, time="at").key_by("k")
     options: Any = {

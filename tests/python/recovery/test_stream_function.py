@@ -1,4 +1,6 @@
-"""Streams that a function of the program reads: every row once, from where a checkpoint says; functions that wait, and that are wrong."""
+"""Streams that a function of the program reads: every row once, from the position in a checkpoint; functions that wait,
+and faulty ones.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def of(rows: list[Row], split: str) -> list[int]:
 
 
 def test_each_split_is_read_in_order() -> None:
-    """Whole, with as many threads as there are, more splits than threads, and none twice."""
+    """Completely, with as many threads as there are, more splits than threads, and no row twice."""
     splits = [f"split {n}" for n in range(7)]
     rows = tm.stream.from_function(numbers, SCHEMA, splits=splits)
     seen = written(rows)
@@ -52,7 +54,7 @@ def test_each_split_is_read_in_order() -> None:
 
 @pytest.mark.parametrize("kind", ["list", "table", "arrow", "coded", "polars"])
 def test_rows_of_all_kinds(kind: str) -> None:
-    """Columns are taken by their names, and are then what the schema says; a batch may be empty, and its position counts."""
+    """Columns are taken by name, and have the schema's types; a batch may be empty, and its position counts."""
     wanted: list[Row] = [{"split": "x", "n": n} for n in range(6)]
     positions = list[Any]()
 
@@ -78,7 +80,7 @@ def test_rows_of_all_kinds(kind: str) -> None:
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """With positions of any kind, and more splits than before, also where threads have read all of theirs."""
+    """With positions of any kind, and more splits than before, also where threads have finished all of theirs."""
     rows, positions = list[Row](), list[tuple[str, Any]]()
 
     def read(split: str, position: dict[str, int] | None) -> Yielded:
@@ -101,7 +103,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     run("long", "short", wanted="long")
     assert len(of(rows, "short")) == 50
     stood = len(of(rows, "long"))
-    # The thread that had the short one is done for good.
+    # The thread with the short one is done for good.
     for number in range(5):
         run("long", "short", *(f"more {n}" for n in range(number + 1)), wanted=f"more {number}")
         assert (f"more {number}", None) in positions
@@ -109,7 +111,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_splits_that_are_not_named_any_more(tmp_path: Path) -> None:
-    """What is left of them would be lost, without a word; those that are over are not missed."""
+    """Their remaining rows would silently be lost; finished splits are not missed."""
     wanted = {"over"}
     seen = set[str]()
 
@@ -177,7 +179,7 @@ def test_many_functions_that_wait(tmp_path: Path, splits: int) -> None:
 
 
 def test_a_function_that_has_nothing_new() -> None:
-    """Rows that are none, and a position that is none either, are nothing: its thread rests, and the time of others goes on."""
+    """No rows and an unchanged position mean nothing new: the thread rests, and the time of others advances."""
     asked, over = list[str](), threading.Event()
     start = datetime(2026, 1, 1)
 
@@ -200,7 +202,9 @@ def test_a_function_that_has_nothing_new() -> None:
 
 
 def test_an_acknowledgement_that_was_lost(tmp_path: Path) -> None:
-    """A split had ended when its job failed, before it could be told: it is when the job goes on, or a queue would keep all for ever."""
+    """A split had ended when its job failed, before the function was told: it is told when the job resumes, or a queue
+    would keep everything forever.
+    """
     told, fails, more = list[int](), [True], list[int]()
 
     def read(split: str, position: int | None) -> Yielded:
@@ -233,7 +237,7 @@ def test_an_acknowledgement_that_was_lost(tmp_path: Path) -> None:
 
 
 def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
-    """While others of its job go on nothing new is read by it: that is refused, not missed."""
+    """While others of its job go on, it reads nothing new: that is refused rather than missed."""
     seen = list[Row]()
 
     def endless(split: str, position: int | None) -> Yielded:
@@ -259,7 +263,7 @@ def test_a_source_that_had_come_to_its_end(tmp_path: Path) -> None:
 
 
 def test_what_comes_after_the_end(tmp_path: Path) -> None:
-    """A job that came to its end and is started again asks for more behind it."""
+    """A finished job that is started again asks for rows after the end."""
     sizes, found = [10, 10, 15], list[int]()
 
     def read(split: str, position: int | None) -> Yielded:
@@ -287,7 +291,7 @@ def test_workers_that_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["interruptible", "yields"])
 def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
-    """A function that blocks keeps no job from its checkpoints, nor from its end; what it has open is closed."""
+    """A function that blocks delays neither the job's checkpoints nor its end; its resources are closed."""
     closed, more = threading.Event(), threading.Event()
 
     def read(split: str, position: int | None) -> Yielded:
@@ -315,11 +319,11 @@ def test_a_stop_while_it_waits(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("splits", [2, 5])
 def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
-    """Time would go on with the first that gives rows, and those of the others be late."""
+    """Time would advance with the first ones that give rows, and those of the others would be late."""
     start = datetime(2026, 1, 1)
 
     def read(split: str, position: int | None) -> Yielded:
-        # The first have much to give before anything comes of the last.
+        # The first ones have much to give before the last gives anything.
         time.sleep(0.05 * int(split))
         for first in range(0, 1000, 100):
             yield [{"at": start + timedelta(seconds=n)} for n in range(first, first + 100)], first + 100
@@ -331,7 +335,7 @@ def test_a_split_that_comes_later_is_waited_for(splits: int) -> None:
 
 
 def test_a_split_that_has_nothing_holds_no_time_back() -> None:
-    """It says so by None; the windows of others come."""
+    """It says so with None; the windows of others fire."""
     start = datetime(2026, 1, 1)
     over = threading.Event()
 
@@ -360,7 +364,7 @@ def test_a_split_that_has_nothing_holds_no_time_back() -> None:
 
 
 def test_what_cannot_be_read_again(tmp_path: Path) -> None:
-    """It is known to be lost, and refused where that must not be."""
+    """Such rows are known to be lost, and refused where that is not allowed."""
     rows = tm.stream.from_function(numbers, SCHEMA, guarantee="at_most_once")
     assert "numbers: what came since the checkpoint is lost" in rows.explain()
     with pytest.raises(tm.DataSetError, match="cannot give at least once: what came from numbers since the last"):
@@ -369,7 +373,9 @@ def test_what_cannot_be_read_again(tmp_path: Path) -> None:
 
 
 def test_what_is_acknowledged(tmp_path: Path) -> None:
-    """What a durable checkpoint has, in order and never more; at the end all. A job that is stopped has acknowledged what it has given."""
+    """What a durable checkpoint covers, in order and never more; everything at the end. A stopped job has acknowledged
+    what it has given.
+    """
     told, given, seen = dict[str, list[int]](), dict[str, int](), list[Row]()
 
     def read(split: str, position: int | None) -> Yielded:
@@ -402,7 +408,7 @@ def test_what_is_acknowledged(tmp_path: Path) -> None:
 
 
 def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
-    """It ends the job: whoever waits for it would keep all that it has."""
+    """It ends the job: a server that waits for it would keep everything."""
 
     def refuses(split: str, position: int) -> None:
         raise ConnectionError("no such queue")
@@ -414,7 +420,7 @@ def test_an_acknowledgement_that_fails(tmp_path: Path) -> None:
 
 
 def test_at_most_once(tmp_path: Path) -> None:
-    """Rows wait for a checkpoint that has their place, and come, each once."""
+    """Rows wait for a checkpoint that has their position, and each comes out once."""
     rows = tm.stream.from_function(numbers, SCHEMA, splits=["a", "b"])
     seen = written(rows, checkpoint=tm.stream.Checkpoint(tmp_path, interval="20ms"), guarantee="at_most_once")
     assert of(seen, "a") == of(seen, "b") == list(range(100))

@@ -1,4 +1,6 @@
-"""The example of a live market, a solver inside a stream, whose workers are killed: its frames are those of an undisturbed run."""
+"""The example of a live market, a solver inside a stream, whose workers are killed: its frames equal those of an
+undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def test_a_market_whose_workers_are_killed(tmp_path: Path) -> None:
         time.sleep(dice.uniform(0.1, 1.5))
         if job.poll() is not None:
             break
-        # Between two lives there is nobody, and the job may end meanwhile.
+        # Between two lives there are no workers, and the job may end meanwhile.
         with contextlib.suppress(OSError):
             if victims := launched.children(job.pid):
                 os.kill(dice.choice(victims), signal.SIGKILL)

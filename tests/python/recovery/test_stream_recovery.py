@@ -1,7 +1,7 @@
-"""Streams whose workers are killed: what comes out is exact, whatever died when, and however many go on.
+"""Streams whose workers are killed: the results are exact, whatever died when, and however many workers resume.
 
-What each query keeps and how it moves is tested from seeds, in one thread, by ``crates/stream/src/stories``. Here a few of them die for
-real; ``--all`` runs every query.
+``crates/stream/src/stories`` tests from seeds, in one thread, what each query keeps and how it moves. Here a few of
+them die for real; ``--all`` runs every query.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["folder"]
 
 
 def check_late(folder: Path) -> None:
-    """Each row is either in the result of its window, which comes once, or has come too late."""
+    """Each row is either in its window's result, which comes once, or came too late."""
     results, late = read(folder / "results"), read(folder / "late")
     assert len({(row["key"], row["window_start"]) for row in results}) == len(results)
     rows = tm.from_arrow(stream_job.table(late=True))
@@ -41,7 +41,7 @@ def check_late(folder: Path) -> None:
 @pytest.mark.sampled(1, always=("windows", "pairs"))
 @pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_workers_that_are_killed(folder: Path, query: str) -> None:
-    """A worker dies again and again, at any moment; the launcher starts the job again, and nothing is lost or doubled."""
+    """A worker dies again and again, at any moment; the launcher restarts the job, and nothing is lost or duplicated."""
     run_and_kill(folder, 6, lambda dice, _: dice.uniform(0.1, 0.9), JOB, folder, query)
     if query == "late":
         check_late(folder)
@@ -52,7 +52,7 @@ def test_workers_that_are_killed(folder: Path, query: str) -> None:
 @pytest.mark.sampled(1, always=("windows", "pairs"))
 @pytest.mark.parametrize("query", [*stream_job.QUERIES, "late"])
 def test_keys_that_move(folder: Path, query: str) -> None:
-    """Buckets change their owners all the time, with all that is kept of them, and no result knows."""
+    """Buckets change owners all the time, with all their state, and no result is affected."""
     ran = launched.run("run", "-n", "2", JOB, folder, query, "moving")
     assert ran.returncode == 0, ran.stderr.decode()
     if query == "late":
@@ -60,13 +60,15 @@ def test_keys_that_move(folder: Path, query: str) -> None:
     else:
         check(folder, query)
     moves = json.loads((folder / "moves").read_text())
-    # One that comes too late, when the stream ends, is told so.
+    # A request that comes too late, when the stream ends, is told so.
     assert [move for move in moves if move["error"] is None and move["buckets"]], moves
     assert sum(move["moved_bytes"] for move in moves) > 0
 
 
 def test_keys_that_move_while_workers_are_killed(folder: Path) -> None:
-    """Killed between a barrier with a map and the next checkpoint, or anywhere else: the job goes on from what is durable."""
+    """Killed between a barrier with a map and the next checkpoint, or anywhere else: the job resumes from what is
+    durable.
+    """
     dice = seeds.dice()
     job = launched.start("run", "-n", "2", "--restarts", "30", JOB, folder, "pairs", "moving")
     for _ in range(5):
@@ -92,7 +94,9 @@ def test_a_job_that_goes_on_with_other_workers(folder: Path, query: str) -> None
 
 
 def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
-    """A window that late rows may still change comes again when one has, not because the job goes on from a checkpoint."""
+    """A window that late rows may still change gives another result when one has, not because the job resumes from a
+    checkpoint.
+    """
     rows = tm.from_dict({"s": list(range(2000))}).select(at=tm.col("s").cast("timestamp[s]")).collect()
     stream = tm.stream.from_table(rows, time="at", rows_per_batch=10, rows_per_s=2000)
     counts = stream.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="at", allowed_lateness="10h")).agg(
@@ -113,7 +117,7 @@ def test_windows_for_late_rows_do_not_come_again(tmp_path: Path) -> None:
 
 
 def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
-    """Rows of a session came in several batches before the checkpoint, and none comes behind it."""
+    """A session's rows arrived in several batches before the checkpoint, and none arrives after it."""
     rows = tm.from_dict({"s": list(range(4000))}).with_columns(at=tm.col("s").cast("timestamp[s]")).collect()
     passed: list[int] = []
 
@@ -149,7 +153,7 @@ def test_two_jobs_in_one_place(folder: Path) -> None:
 
 
 def test_a_job_that_stops_and_goes_on(folder: Path) -> None:
-    """Stopped at a checkpoint it ends well, lists as whole, and goes on as if nothing had been."""
+    """Stopped at a checkpoint it ends well, is listed as whole, and resumes as if nothing had happened."""
     app = folder / "stops.py"
     app.write_text(
         f"""
@@ -189,7 +193,7 @@ print("asked" if asked else "heard of nobody")
 
 
 def test_other_windows_are_refused(folder: Path) -> None:
-    """States of windows of another length make no sense in these."""
+    """States of windows of another length make no sense for these."""
     app = folder / "app.py"
     app.write_text(
         f"""

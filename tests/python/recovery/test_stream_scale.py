@@ -1,4 +1,4 @@
-"""``tidemill scale``: a stream goes on with more or fewer workers, and every row still counts once."""
+"""``tidemill scale``: a stream continues with more or fewer workers, and every row still counts once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import standing_job
 from tidemill._streaming import scale as _scale
 from tidemill.apps import scale
 
-#: A worker is killed in the second start, before its stream runs.
+#: A worker is killed during the second start, before its stream runs.
 DIES_STARTING = """
 import os
 import signal
@@ -25,7 +25,7 @@ import signal
 if os.environ["TIDEMILL_RESTART"] == "1" and os.environ["TIDEMILL_RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 """
-#: A worker is killed when its stream has stopped and nobody is to know yet.
+#: A worker is killed when its stream has stopped, before anybody may know.
 DIES_STOPPING = """
 import os
 import signal
@@ -51,7 +51,7 @@ def has_workers(env: dict[str, str], workers: int) -> bool:
 
 
 def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: str) -> Popen[bytes]:
-    """Start two workers, and wait until rows have come."""
+    """Start two workers, and wait until rows have arrived."""
     (folder / "app.py").write_text(app)
     job = launched.start("run", "-n", "2", "--threads", "1", "app.py", env=env, cwd=folder)
     jobs.append(job)
@@ -66,7 +66,7 @@ def started(folder: Path, env: dict[str, str], jobs: list[Popen[bytes]], app: st
 
 
 def stopped(folder: Path, env: dict[str, str], job: Popen[bytes]) -> str:
-    """Stop a job, which must have ended well, and check its results; return what it has printed on standard error."""
+    """Stop a job, which must have ended well, and check its results; return its standard error."""
     done = launched.run("stop", "numbers", env=env)
     assert done.returncode == 0, done.stderr
     _, err = job.communicate(timeout=launched.PATIENCE_S)
@@ -78,7 +78,7 @@ def stopped(folder: Path, env: dict[str, str], job: Popen[bytes]) -> str:
 
 
 def test_a_stream_that_is_scaled(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """Up and down, and the program behind the stream runs only when it is stopped."""
+    """Up and down; the program continues after the stream only when it is stopped."""
     job = started(tmp_path, env, jobs, counted.APP + "print('on it goes')\n")
     predicted = launched.run("scale", "numbers", "-n", "3", "--dry-run", env=env)
     would = b"would be started again with 3 workers instead of 2; it would stand for about "
@@ -110,7 +110,7 @@ def test_a_stream_that_is_scaled(tmp_path: Path, env: dict[str, str], jobs: list
 def test_workers_that_die_meanwhile(
     tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]], dies: str, workers: int, message: str
 ) -> None:
-    """The job goes on with the new number of workers or the old one, though it may not be restarted."""
+    """The job resumes with the new number of workers or the old one, even without restarts."""
     job = started(tmp_path, env, jobs, dies + counted.APP)
     done = launched.run("scale", "-n", "3", env=env)
     assert done.returncode == (0 if workers == 3 else 1), done
@@ -121,7 +121,7 @@ def test_workers_that_die_meanwhile(
 
 
 def test_a_launcher_that_gives_up(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
-    """Who waits hears that the job has ended."""
+    """Whoever waits learns that the job has ended."""
     always = "import os\nif os.environ['TIDEMILL_RESTART'] != '0':\n    raise SystemExit(3)\n"
     job = started(tmp_path, env, jobs, always + counted.APP)
     done = launched.run("scale", "-n", "1", env=env)
@@ -135,7 +135,7 @@ def test_a_launcher_that_gives_up(tmp_path: Path, env: dict[str, str], jobs: lis
 def test_what_cannot_be_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says what can be done instead."""
+    """The message says what to do instead."""
     file = standing_job.status_file(tmp_path, monkeypatch)
     job = json.loads(file.read_text()) | {"workers": 2, "host": "here", "launch": None}
 

@@ -1,4 +1,4 @@
-"""State that is larger than memory: nothing of it is lost, and nothing counts twice."""
+"""State larger than memory: nothing is lost, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(folder: Path, *more: str) -> list[str | Path]:
 
 
 def check(folder: Path, query: str) -> None:
-    """Compare what has appeared with what must have."""
+    """Compare the results with what they must be."""
     files = [file for file in (folder / "results").iterdir() if not file.name.startswith(".")]
     found = pa.concat_tables(pa.ipc.open_file(file).read_all() for file in files)
     expected = state_job.expected(query)
@@ -50,7 +50,7 @@ def check(folder: Path, query: str) -> None:
 
 
 def spilled(folder: Path) -> int:
-    """Bytes that went to files."""
+    """Bytes written to files."""
     return sum(int(file.read_text()) for file in (folder / "spilled").iterdir())
 
 
@@ -62,7 +62,8 @@ def test_state_larger_than_memory(folder: Path, query: str) -> None:
     assert ran.returncode == 0, ran.stderr.decode()
     check(folder, query)
     bytes_ = spilled(folder)
-    # On disk a small window takes a fraction of what its table takes, and a state a small one of what Python's objects take.
+    # On disk a small window takes a fraction of its table's memory, and a state a small fraction of its Python
+    # objects'.
     at_least = {"small_windows": 16 << 20, "states": 2 << 20}.get(query, 48 << 20)
     assert bytes_ > at_least, f"only {bytes_} bytes went to disk"
     assert list((folder / "spill").iterdir()) == []
@@ -79,7 +80,7 @@ def is_on_disk(folder: Path, query: str, env: dict[str, str]) -> bool:
 @pytest.mark.sampled(1, always=("windows",))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
-    """A worker is killed when there is a checkpoint of state that lies on disk; the job goes on from it, and is exact."""
+    """A worker is killed when there is a checkpoint of state on disk; the job resumes from it, and is exact."""
     env = {"XDG_RUNTIME_DIR": str(folder)}
     running = launched.start(*job(folder, "--restarts", "3"), query, "checkpoints", env=env)
 
@@ -97,7 +98,9 @@ def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
 @pytest.mark.sampled(0, always=("states",))
 @pytest.mark.parametrize("query", ["windows", "pairs", "by_rows_of_numbers", "states"])
 def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
-    """Every worker must say which disk is full and what to do, and end; with room again the job goes on from its last checkpoint, and is exact."""
+    """Every worker must say which disk is full and what to do, and end; with room again, the job resumes from its last
+    checkpoint, and is exact.
+    """
     env, errors = {"XDG_RUNTIME_DIR": str(folder)}, folder / "errors"
     with disks.small(folder, "256m") as small:
         command = [
@@ -131,7 +134,7 @@ def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
 @pytest.mark.sampled(1, always=("windows",))
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
-    """Buckets change their owners while most of what is kept of them lies on disk, and no result knows."""
+    """Buckets change owners while most of their state is on disk, and no result is affected."""
     ran = launched.run(*job(folder), query, "checkpoints", "moving")
     assert ran.returncode == 0, ran.stderr.decode()
     check(folder, query)
@@ -140,8 +143,9 @@ def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
 
 
 def test_states_in_the_store(tmp_path: Path) -> None:
-    """States, lists, maps and aggregates that come and go between memory and disk, timers, alarms and keys that are forgotten among them, are as if
-    all stayed in memory; and so are checkpoints of what has changed."""
+    """States, lists, maps and aggregates that move between memory and disk behave as if all stayed in memory, with
+    timers, alarms and keys that are forgotten; and so do incremental checkpoints.
+    """
     start, ms, dice = datetime(1970, 1, 1), timedelta(milliseconds=1), random.Random(3)
     clock, ended = 0, False
 
@@ -164,7 +168,7 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         if context.state % 2 == 0:
             # At the end.
             context.set_timer(start + 10_000 * ms)
-        # Changed in place; removed; and put again.
+        # Changed in place; removed; and added again.
         seen.setdefault(x, []).append(context.state)
         if context.state % 4 == 0:
             seen.pop(dice_of[context.state % 7], None)
@@ -186,7 +190,7 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         made, more = one.time(now)
         found = pairs(made)
         while more:
-            # As a task does when what came back is too much.
+            # As a task does when the state loaded is too large.
             if spills:
                 one.spill(len(one.entries()) - 1)
             made, more = one.time(now)
@@ -208,7 +212,7 @@ def test_states_in_the_store(tmp_path: Path) -> None:
         return kept(new, full=True)
 
     def kept(one: NativeKeyedEngine, full: bool = False) -> dict[Any, tuple[Any, ...]]:
-        """What is in memory, by key; `full`: also when it was touched, and its bucket."""
+        """The state in memory, by key; `full`: also when it was touched, and its bucket."""
         found = {}
         for key, bucket, state, timers, alarms, touched in one.entries():
             items = {name: dict(items._values) for name, items in state.items.items() if len(items)} if state else {}
@@ -249,6 +253,6 @@ def test_states_in_the_store(tmp_path: Path) -> None:
     end, ended = 2**63 - 1, True
     for _ in range(4):
         spilling.spill()
-    # They come back in several turns, and nearly all that has come goes again.
+    # They are loaded in several turns, and nearly all is evicted again.
     assert all_at(spilling, end, spills=True) == all_at(model, end)
     assert list(tmp_path.iterdir()) == []
