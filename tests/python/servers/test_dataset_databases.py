@@ -16,7 +16,7 @@ from local_servers.postgresql import PostgreSQL
 
 ROWS = {"n": [1, None, 3], "x": [0.5, 2.0, None], "s": ["é", "", None]}
 
-#: Every worker: all rows are there once, however they are parted, and errors are the same everywhere.
+#: On every worker: all rows are there once, however they are partitioned, and errors are the same everywhere.
 PROGRAM = """
 import sys
 import tidemill as tm
@@ -63,7 +63,7 @@ def check_job(uri: str, tmp_path: Path) -> str:
 
 
 def test_sqlite(tmp_path: Path) -> None:
-    """What is written comes back, tables that are there are left alone unless told, and errors say what to do."""
+    """Written tables can be read back, existing tables stay unless replacing was requested, and errors say what to do."""
     uri = f"sqlite:///{tmp_path}/a.db"
     data = tm.from_dict(ROWS)
     assert data.write_database("t", uri) == 3
@@ -86,7 +86,7 @@ def test_sqlite(tmp_path: Path) -> None:
 
 
 def test_connections_of_pythons_own(tmp_path: Path) -> None:
-    """Connections of DB-API are read from, too; those that were given open stay open."""
+    """DB-API connections work, too; those passed in open stay open."""
     path = tmp_path / "a.db"
     with sqlite3.connect(path) as made:
         made.execute("create table t (n integer, s text)")
@@ -114,7 +114,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]
 
 
 def test_postgresql(postgresql: PostgreSQL) -> None:
-    """All types that both have go there and back; partitions by numbers, dates and times have every row once."""
+    """All types common to both go there and back; partitions by numbers, dates and times have every row once."""
     columns = {
         **ROWS,
         "d": [dt.date(2024, 2, 29), None, dt.date(1969, 12, 31)],
@@ -135,7 +135,7 @@ def test_postgresql(postgresql: PostgreSQL) -> None:
 
 
 def test_partitions_cover_everything(postgresql: PostgreSQL) -> None:
-    """A row at a bound, or a null, would be lost or come twice."""
+    """A row at a bound, or a null, would be lost or duplicated."""
     from tidemill.dataset._database import _parts, _read
 
     times = [dt.datetime(2024, 1, 1) + dt.timedelta(seconds=7 * n, microseconds=n) for n in range(50)]

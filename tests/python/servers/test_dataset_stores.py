@@ -1,4 +1,4 @@
-"""DataSets in object stores, against a real S3 server: what is read, what appears and when, and what goes wrong."""
+"""DataSets in object stores, against a real S3 server: what is read, what appears and when, and what fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def url(bucket: Path, key: str = "") -> str:
 
 
 def objects(bucket: Path) -> list[str]:
-    """The keys of a bucket, but those that only tell that output is whole."""
+    """The keys of a bucket, except those that only mark output as complete."""
     return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
 
 
@@ -167,7 +167,7 @@ def test_what_exists_is_kept_or_replaced(bucket: Path) -> None:
 
 
 def test_what_a_dead_writer_left_is_refused(bucket: Path) -> None:
-    """Objects appear one by one at the end of a write; if it dies there, nobody may take them for the whole."""
+    """Objects appear one by one at the end of a write; if it dies there, nobody may take them for the complete output."""
     data = tm.from_dict(DATA)
     data.write_csv(url(bucket, "out"))
     (bucket / "out" / "_SUCCESS").unlink()
@@ -207,7 +207,7 @@ def test_what_goes_wrong_is_named(bucket: Path, server: object_server.Server, mo
         tm.read_csv("s4://x/a")
     with pytest.raises(tm.DataSetError, match="files can only be read over HTTP"):
         data.write_csv("http://127.0.0.1:1/out")
-    # Options go before the environment, and a store is not another's with other options.
+    # Options take precedence over the environment, and a store is not reused with other options.
     for name in server.env:
         monkeypatch.delenv(name)
     options: dict[str, Any] = {**server.env, "AWS_ALLOW_HTTP": True}
@@ -257,7 +257,7 @@ else:
 
 
 class Gate:
-    """An endpoint before a server, which lets all requests through but those that make objects of uploads: after the first, these wait."""
+    """A proxy for the server that passes all requests, except that requests to complete uploads wait after the first."""
 
     def __init__(self, server: object_server.Server) -> None:
         self.has_held, self.may_go_on = threading.Event(), threading.Event()
@@ -273,7 +273,7 @@ class Gate:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        # Who is killed resets its connections.
+        # A killed client resets its connections.
         with (
             contextlib.suppress(ConnectionError),
             client,
@@ -300,7 +300,7 @@ def point(tmp_path: Path) -> Path:
 
 
 def killed_while_it_appears(bucket: Path, server: object_server.Server, point: Path) -> None:
-    """Leave of a checkpoint what a job leaves whose worker 0 is killed when the first of its objects has appeared."""
+    """Leave the part of a checkpoint that remains when a job's worker 0 is killed once the first object has appeared."""
     gate = Gate(server)
     job = launched.start("run", "-n", "2", point / "app.py", url(bucket, "point"), point, env=gate.env)
     try:
@@ -313,7 +313,7 @@ def killed_while_it_appears(bucket: Path, server: object_server.Server, point: P
         job.communicate()
     names = objects(bucket)
     assert len(names) == 2 and "point/_unfinished" in names, names
-    # A store's own rules remove these some day.
+    # A store's own rules remove these eventually.
     for left in server.root.glob(".upload*"):
         left.unlink()
     for file in point.glob("called.*"):
@@ -327,7 +327,7 @@ def calls(point: Path) -> int:
 def test_a_checkpoint_whose_writer_was_killed_is_made_anew(
     bucket: Path, server: object_server.Server, point: Path
 ) -> None:
-    """It failed at every start from then on; and half of it must never be taken for the whole."""
+    """Every later start failed; and half a checkpoint must never be taken for the whole."""
     killed_while_it_appears(bucket, server, point)
     for again in (False, True):
         result = launched.run(
@@ -345,7 +345,9 @@ def test_a_checkpoint_whose_writer_was_killed_is_made_anew(
 
 
 def test_a_checkpoint_whose_writer_died_elsewhere(bucket: Path, server: object_server.Server, point: Path) -> None:
-    """Of another machine nobody knows: it is made anew when nothing has changed for as long as a writer would not take."""
+    """The state of another machine is unknown: the checkpoint is created again once nothing has changed for longer than
+    a writer would take.
+    """
     killed_while_it_appears(bucket, server, point)
     (bucket / "point" / "_unfinished").write_text("of another version, or machine")
     began = time.monotonic()
@@ -358,7 +360,7 @@ def test_a_checkpoint_whose_writer_died_elsewhere(bucket: Path, server: object_s
 
 
 def test_a_checkpoint_whose_writer_lives_is_waited_for(bucket: Path, server: object_server.Server, point: Path) -> None:
-    """A job that is slow to end its checkpoint must not lose it to the next one, however long it takes."""
+    """A job that is slow to complete its checkpoint must not lose it to the next one, however long it takes."""
     gate = Gate(server)
     first = launched.start("run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point, env=gate.env)
     second = None
@@ -384,7 +386,7 @@ def test_a_checkpoint_whose_writer_lives_is_waited_for(bucket: Path, server: obj
 def test_a_checkpoint_that_cannot_be_looked_at_is_not_taken_for_none(
     bucket: Path, server: object_server.Server, point: Path
 ) -> None:
-    """It was made again, which took as long as the first time, and then was an error of worker 0 alone."""
+    """It was created again, which took as long as the first time, and then was an error of worker 0 alone."""
     args = ["run", "-n", "2", "--no-prefix", point / "app.py", url(bucket, "point"), point]
     assert launched.run(*args, env=server.env).stdout == b"done\n" * 2
     made = calls(point)
@@ -396,7 +398,7 @@ def test_a_checkpoint_that_cannot_be_looked_at_is_not_taken_for_none(
 
 
 class RangeHandler(http.server.SimpleHTTPRequestHandler):
-    """Python's server with parts of files, as every web server but this has them."""
+    """Python's server with range requests, which every web server but this one supports."""
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range", "").removeprefix("bytes=")
@@ -415,7 +417,7 @@ class RangeHandler(http.server.SimpleHTTPRequestHandler):
         return None
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not among the tests' output."""
+        """Keep requests out of the tests' output."""
 
 
 def test_http_file_and_memory_urls(tmp_path: Path) -> None:
@@ -427,7 +429,7 @@ def test_http_file_and_memory_urls(tmp_path: Path) -> None:
         assert rows(tm.read_text(f"{base}/a%20b.csv")) == [("1",), ("2",), ("x",)]
         with pytest.raises(tm.DataSetError, match=r"http://127\.0\.0\.1:\d+/none"):
             tm.read_csv(f"{base}/none")
-        # Rows from their place on, columns in ranges of their own.
+        # Rows from their offset on, columns in ranges of their own.
         for order in "CF":
             array = np.asarray(np.arange(300_000.0).reshape(-1, 3), order=order)
             np.save(tmp_path / "a.npy", array)

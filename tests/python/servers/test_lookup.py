@@ -1,4 +1,4 @@
-"""Lookups: joins with what lies outside, and what is remembered of it."""
+"""Lookups: joins with outside data, and the cache of their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tidemill as tm
 
 
 class Service:
-    """Knows the squares of even numbers, and what it was asked."""
+    """Knows the squares of even numbers, and records the keys it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -52,7 +52,7 @@ def test_several_columns_and_answers_by_key() -> None:
 
 
 def looked_up(stream_keys: list[int], **options: Any) -> Service:
-    """Look up the rows of a stream, each in a batch of its own and in order."""
+    """Look up the rows of a stream, each in its own batch and in order."""
     service = Service()
     rows = tm.from_dict({"x": stream_keys}).collect()
     stream = tm.stream.from_table(rows, rows_per_batch=1)
@@ -143,8 +143,9 @@ TYPED: dict[str, pa.Array] = {
 
 @pytest.mark.parametrize("name", TYPED)
 def test_hashes_that_a_sink_has_written(redis_server: local_servers.Redis, name: str) -> None:
-    """Python's texts of numbers, truths and times are others than the sink's, and its None does not tell of what type it is: hashes that were
-    there were not found."""
+    """Python's texts of numbers, booleans and times differ from the sink's, and its None does not tell its type:
+    existing hashes were not found.
+    """
     texts = ["\\N", "a:b", ":", "a:\\", None]
     table = pa.table({"typed": TYPED[name], "text": texts, "n": range(5)})
     rows = tm.from_arrow(table)
@@ -158,14 +159,14 @@ def test_hashes_that_a_sink_has_written(redis_server: local_servers.Redis, name:
             assert hashes(table.select(key)) == [{"n": str(n)} for n in range(5)]
             for cached in (0, 100):
                 found = rows.select(*key, at="n").lookup(hashes, on=key, schema={"n": "int64"}, cache_rows=cached)
-                # In a lookup, of a null nothing is found.
+                # A lookup finds nothing for a null.
                 nulls = [None if None in row else row[2] for row in zip(*table.to_pydict().values(), strict=True)]
                 assert found.sort("at").to_dict()["n"] == nulls
             client.delete(*keys)
 
 
 def test_keys_without_a_type(redis_server: local_servers.Redis) -> None:
-    """A None was taken for a text, and a number's hash not found."""
+    """A None was taken for a text, and a number's hash was not found."""
     with redis_server.client() as client:
         client.hset("untyped::x", "n", "1")
         client.hset("untyped:\\N:x", "n", "2")
@@ -181,7 +182,9 @@ def test_keys_without_a_type(redis_server: local_servers.Redis) -> None:
 
 
 def test_rows_and_keys_stay_together() -> None:
-    """A source that is given rows has each missing key once, in the order of the keys that answers are for; nulls and known ones are left out."""
+    """A source that takes rows gets each missing key once, in the order that its answers need; nulls and cached keys
+    are left out.
+    """
 
     class OfRows:
         def __init__(self) -> None:
@@ -200,6 +203,6 @@ def test_rows_and_keys_stay_together() -> None:
     found = data.lookup(source, on="x", schema={"square": "int64"}).sort("y")
     assert found.to_dict()["square"] == [9, None, 1, 9, 4, 1]
     assert sorted(key for keys in source.asked for key in keys) == [1, 2, 3]
-    # By now all are known.
+    # By now all are cached.
     asked = len(source.asked)
     assert found.to_dict()["square"] == [9, None, 1, 9, 4, 1] and len(source.asked) == asked

@@ -1,4 +1,6 @@
-"""Panels that streams grow: tables, files, a real Redis, Kafka and WebSocket, on one and two workers, ended and started again."""
+"""Panels that streams grow: tables, files, a real Redis, Kafka and WebSocket, on one and two workers, stopped and
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def day(number: int) -> str:
 
 
 def rows(numbers: range, seed: int = 0) -> list[dict[str, Any]]:
-    """The rows of some days, the same however they are asked for."""
+    """The rows of some days; any range gives the same rows."""
     rng = np.random.default_rng(seed)
     price = np.round(50 * np.exp(np.cumsum(rng.normal(scale=0.02, size=(200, IDS)), axis=0)), 4)
     return [
@@ -48,7 +50,7 @@ def table(rows: list[dict[str, Any]]) -> tm.Table:
 
 
 def all_of(stream: tm.DataSet, **options: Any) -> tuple[series.Panel, series.Report]:
-    """What has been followed when the stream has ended."""
+    """What was followed by the end of the stream."""
     with series.Follower(stream, poll_interval=0.001, **options) as follower:
         launched.wait_until(lambda: (follower.poll() and False) or follower.ended, "the end of the stream")
     assert follower.panel is not None and follower.report is not None
@@ -56,7 +58,7 @@ def all_of(stream: tm.DataSet, **options: Any) -> tuple[series.Panel, series.Rep
 
 
 def test_the_panel_is_that_of_the_table() -> None:
-    """Of several splits, which are read at different speeds: a day is over when all have come to it, not when one has gone on."""
+    """From several splits, read at different speeds: a day is over when all have reached it, not when one has moved on."""
     told = rows(range(40))
     told[100]["id"], told[101]["id"], told[105]["value"] = None, " ", -told[105]["value"]
     told.append({**told[-1], "value": 7.0})
@@ -74,7 +76,7 @@ def test_the_panel_is_that_of_the_table() -> None:
 
 
 def test_steps_before_it_and_columns_that_are_named() -> None:
-    """A query in front, dates for times, whole numbers for values."""
+    """A query before it, dates as times, whole numbers as values."""
     told = tm.from_arrow(table(rows(range(5)))).with_columns(
         on=tm.col("time").cast("date32"), cents=(tm.col("value") * 100).cast("int64")
     )
@@ -97,7 +99,7 @@ def test_what_cannot_be_followed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows_and_closing_it(tmp_path: Path) -> None:
-    """The last day is over when nothing comes any more; closing ends the thread that reads."""
+    """The last day is over when nothing more arrives; closing ends the thread that reads."""
     path = tmp_path / "rows.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(range(3))))
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64", "volume": "float64"}
@@ -115,7 +117,7 @@ def test_a_file_that_grows_and_closing_it(tmp_path: Path) -> None:
             file.writelines(json.dumps(row) + "\n" for row in rows(range(3, 5)))
         launched.wait_until(grown(5), "five days")
         assert any(thread.name == "tidemill-series-stream" for thread in threading.enumerate())
-        # Rows for days that are over: because nothing came any more, and by the stream's time.
+        # Rows for days that are over: once because nothing arrived any more, and once by the stream's time.
         with path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in [*rows(range(4, 6))[1:], *rows(range(1))[:2]])
         late = IDS - 1 + 2
@@ -129,7 +131,7 @@ Add = Callable[[range], None]
 
 
 def in_redis(server: Redis, key: str) -> tuple[str, Add]:
-    """A stream of Redis: the URL that follows it, and what adds to it."""
+    """A stream in Redis: the URL to follow, and a function that adds to it."""
 
     def add(numbers: range) -> None:
         with server.client().pipeline() as pipeline:
@@ -141,7 +143,7 @@ def in_redis(server: Redis, key: str) -> tuple[str, Add]:
 
 
 def in_kafka(server: Kafka, topic: str) -> tuple[str, Add]:
-    """The same of Kafka, with half of the ids in each of two partitions: a day is over when both have gone on."""
+    """The same for Kafka, with half of the ids in each of two partitions: a day is over when both have moved on."""
     server.create_topic(topic, 2)
 
     def add(numbers: range) -> None:
@@ -190,7 +192,7 @@ def following(url: str, out: Path, workers: int, *more: str | Path) -> subproces
 
 
 def followed(running: subprocess.Popen[bytes], out: Path, add: Add, how: int = signal.SIGINT) -> None:
-    """The first 30 days become six frames, two days that arrive later one more; then it is ended."""
+    """The first 30 days become six frames, two days that arrive later one more; then it is stopped."""
     add(range(31))
     launched.wait_until(lambda: frames_in(out) == 6 or running.poll() is not None, "the frames of what there was")
     add(range(31, 33))
@@ -209,7 +211,7 @@ def ended(running: subprocess.Popen[bytes], how: int = signal.SIGINT) -> str:
 
 
 def same_as_a_batch(out: Path, days: int, frames: int) -> None:
-    """Look whether the frames are, to the bit, those of a file with the rows of so many days."""
+    """Check that the frames are, to the bit, those of a file with the rows of so many days."""
     path, whole = out.with_name("prices.csv"), out.with_name("whole")
     told = "".join(",".join(map(str, row.values())) + "\n" for row in rows(range(days)))
     path.write_text("time,id,value,volume\n" + told)
@@ -233,7 +235,9 @@ def same_as_a_batch(out: Path, days: int, frames: int) -> None:
 def test_the_command_follows_a_stream_that_a_server_keeps(
     server: str, workers: int, how: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """A day that arrives is a frame; a job that was ended or killed goes on behind its frames; and they are those of a batch over the same rows."""
+    """A new day becomes a frame; a job that was stopped or killed continues after its frames; and they equal those of a
+    batch over the same rows.
+    """
     there = request.getfixturevalue(server)
     url, add = (in_redis if server == "redis_server" else in_kafka)(there, tmp_path.name)
     out = tmp_path / "out"
@@ -255,7 +259,7 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
 def test_a_stream_that_a_server_keeps_is_followed_from_checkpoints(
     server: str, how: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The same, where what was read is not read again."""
+    """The same, where consumed rows cannot be read again."""
     there = request.getfixturevalue(server)
     url, add = (in_redis if server == "redis_server" else in_kafka)(there, tmp_path.name)
     out = tmp_path / "out"
@@ -272,7 +276,9 @@ def test_a_stream_that_a_server_keeps_is_followed_from_checkpoints(
 
 
 def test_a_part_of_a_stream_that_is_slow_is_waited_for(redis_server: Redis, tmp_path: Path) -> None:
-    """A key that had nothing for a second held time back no longer, however long one was to wait, and its rows were late then."""
+    """After a second of silence a key stopped holding time back, whatever the configured wait, and its rows were then
+    late.
+    """
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
     keys = [f"{tmp_path.name}:{part}" for part in (0, 1)]
     stream = from_url(f"{redis_server.url}?streams={','.join(keys)}", schema, "time", settle_s=3600)
@@ -308,7 +314,7 @@ def test_a_part_of_a_stream_that_is_slow_is_waited_for(redis_server: Redis, tmp_
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_command_follows_a_websocket(workers: int, tmp_path: Path) -> None:
-    """What it sends while it is followed becomes frames; nothing of it can be read again."""
+    """Messages that arrive while it is followed become frames; none of them can be read again."""
     out = tmp_path / "out"
     with websocket() as (url, add):
         followed(following(url, out, workers), out, add)
@@ -316,7 +322,7 @@ def test_the_command_follows_a_websocket(workers: int, tmp_path: Path) -> None:
 
 
 def test_lines_that_a_server_sends() -> None:
-    """By URL, as the command opens them; its last day is over when nothing more comes."""
+    """By URL, as the command opens them; its last day is over when nothing more arrives."""
     schema = {"time": "timestamp[us]", "id": "str", "value": "float64"}
     sent = "".join(json.dumps({name: row[name] for name in schema}) + "\n" for row in rows(range(3)))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -344,7 +350,7 @@ def test_lines_that_a_server_sends() -> None:
         sending.join(launched.PATIENCE_S)
 
 
-#: Said of what is handed out once: why it is not followed, and what to do.
+#: For sources that hand out each row once: why they are not followed, and what to do.
 ONCE = (
     "are not followed: what was acknowledged while it was read would be lost when the command is started again. "
     "Have them written to files of a folder, to Kafka or to a stream of Redis, and follow that"
@@ -352,7 +358,7 @@ ONCE = (
 
 
 def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
-    """The message of such a record names it, and the command refused it for streams."""
+    """The message about such a record names the option, and the command refused it for streams."""
     good = rows(range(3))
     lines = [*map(json.dumps, good[:5]), "{oops", *map(json.dumps, good[5:])]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -378,7 +384,7 @@ def test_records_that_cannot_be_read_are_left_out_if_asked_for() -> None:
 
 
 def sent(lines: list[dict[str, Any]], out: Path, until: str, *more: str | Path) -> tuple[str, str]:
-    """What the command prints and complains of that follows a server of these lines, when it has ended or printed a text."""
+    """The output and errors of the command that follows a server of these lines, once it has ended or printed a text."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -404,15 +410,15 @@ def sent(lines: list[dict[str, Any]], out: Path, until: str, *more: str | Path) 
 
 
 def renamed(new: dict[str, str], **values: Callable[[dict[str, Any]], Any]) -> list[dict[str, Any]]:
-    """The rows of five days with other names, and values made anew."""
+    """The rows of five days with other names, and converted values."""
     told = [{**row, **{name: make(row) for name, make in values.items()}} for row in rows(range(5))]
     return [{new.get(name, name): value for name, value in row.items()} for row in told]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_numbers_are_dates_in_streams_as_in_files(checkpoint: bool, tmp_path: Path) -> None:
-    """20240101 was taken for twenty seconds after 1970, and so were seconds since 1970, without a word."""
-    # From checkpoints the last day is over when there is a later one.
+    """20240101 was silently taken for twenty seconds after 1970, and seconds since 1970 were misread, too."""
+    # With checkpoints, the last day is over only when there is a later one.
     last = 3 if checkpoint else 4
     one, two = (("--checkpoint", tmp_path / name) if checkpoint else () for name in ("one", "two"))
     lines = renamed({}, time=lambda row: int(row["time"][:10].replace("-", "")))
@@ -437,7 +443,7 @@ def test_numbers_are_dates_in_streams_as_in_files(checkpoint: bool, tmp_path: Pa
 def test_a_stream_whose_fields_have_other_names_says_so(
     checkpoint: bool, new: dict[str, str], lacks: str, tmp_path: Path
 ) -> None:
-    """It was waited for without a word."""
+    """The command waited for rows without a word."""
     told = f"rows have come so far, all without {lacks}; where a field has another name: --id NAME, --time NAME, --value NAME"
     more = ("--checkpoint", tmp_path / "checkpoints") if checkpoint else ()
     printed, errors = sent(renamed(new), tmp_path / "out", told, *more)
@@ -466,7 +472,7 @@ def test_ids_may_be_numbers_of_json(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_urls_that_name_no_stream(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """What is no stream, and what is one but is not followed: it was waited for without a word."""
+    """URLs that are not streams, and streams that cannot be followed: the command waited without a word."""
     done = launched.run("series", *arguments, "--out", tmp_path / "out")
     assert done.returncode != 0
     assert message in " ".join(done.stderr.decode().split())

@@ -1,4 +1,4 @@
-"""The servers that tests of stream connectors talk to do what those tests lean on."""
+"""The servers that tests of stream connectors use behave as those tests assume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def queue(rabbitmq: RabbitMQ) -> str:
 
 
 def test_a_server_ends_with_the_tests_that_started_it(tmp_path: Path) -> None:
-    """A test run that is killed would leave servers running, each with its port and its memory."""
+    """A killed test run would leave servers running, each with its port and its memory."""
     Redis(tmp_path).stop()  # skips where there is none
     program = f"import pathlib, local_servers, time\nprint(local_servers.Redis(pathlib.Path({str(tmp_path)!r})).ports[0], flush=True)\ntime.sleep(600)"
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=SUPPORT, stdout=subprocess.PIPE)
@@ -55,7 +55,7 @@ def test_a_server_ends_with_the_tests_that_started_it(tmp_path: Path) -> None:
 
 
 def test_a_server_that_finds_its_port_taken_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the choice of a port and the server's start somebody else may take it."""
+    """Between the choice of a port and the server's start, somebody else may take it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = iter([[taken.getsockname()[1]], free_ports(1)])
         monkeypatch.setattr("local_servers.server.free_ports", lambda count: next(choices))
@@ -67,14 +67,14 @@ def test_a_server_that_finds_its_port_taken_takes_another(tmp_path: Path, monkey
 
 
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the log, nobody knows what to mend."""
+    """Without the log, nobody knows what to fix."""
     monkeypatch.setattr(Redis, "command", lambda self: (["redis-server", "--no-such-option", "1"], os.environ))
     with pytest.raises(pytest.fail.Exception, match=r"Redis did not start(?s:.*)no-such-option"):
         Redis(tmp_path)
 
 
 def test_kafka_keeps_order_in_partitions(kafka: Kafka) -> None:
-    """A helper that mixed up partitions or offsets would fail tests of sources that do right."""
+    """A helper that mixed up partitions or offsets would fail tests of correct sources."""
     topic = f"topic-{uuid.uuid4()}"
     kafka.create_topic(topic, partitions=3)
     for partition in range(3):
@@ -116,7 +116,9 @@ def test_kafka_shares_a_topic_in_a_group(kafka: Kafka) -> None:
 
 
 def test_kafka_shows_a_transaction_when_it_commits(kafka: Kafka, topic: str) -> None:
-    """Sinks promise this to their users: nothing before the commit, then all, and nothing of what was aborted."""
+    """Sinks promise this to their users: nothing before the commit, then everything, and nothing from aborted
+    transactions.
+    """
     producer = kafka.producer(transactional_id=topic)
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
@@ -136,7 +138,7 @@ def test_kafka_shows_a_transaction_when_it_commits(kafka: Kafka, topic: str) -> 
 
 
 def test_kafka_commits_offsets_with_a_transaction(kafka: Kafka, topic: str) -> None:
-    """What a program has read and what it has written change together."""
+    """A program's consumed and produced records change together."""
     kafka.produce(topic, ["a", "b"])
     consumer = kafka.consumer(group_id=topic)
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -162,7 +164,7 @@ def test_kafka_commits_offsets_with_a_transaction(kafka: Kafka, topic: str) -> N
 
 
 def test_kafka_fences_the_older_of_two_producers(kafka: Kafka, topic: str) -> None:
-    """A worker that was thought dead must not commit after its successor has begun; what it had open is aborted."""
+    """A worker presumed dead must not commit after its successor has begun; its open transaction is aborted."""
     older = kafka.producer(transactional_id=topic)
     older.init_transactions(PATIENCE_S)
     older.begin_transaction()
@@ -181,7 +183,7 @@ def test_kafka_fences_the_older_of_two_producers(kafka: Kafka, topic: str) -> No
 
 @pytest.mark.parametrize("gently", [True, False], ids=["SIGTERM", "SIGKILL"])
 def test_kafka_keeps_its_data_over_a_restart(kafka: Kafka, topic: str, gently: bool) -> None:
-    """Messages, offsets, and a transaction that was open: its producer goes on as if nothing had been."""
+    """Messages, offsets, and an open transaction, which its producer continues as if nothing had happened."""
     kafka.produce(topic, ["before"])
     producer = kafka.producer(transactional_id=topic)
     producer.init_transactions(PATIENCE_S)
@@ -207,7 +209,7 @@ def test_redis_keeps_hashes(redis_server: Redis) -> None:
 
 
 def test_redis_streams_give_again_what_was_not_acknowledged(redis_server: Redis) -> None:
-    """A source resumes either after an id it has kept, or by its group's list of what is pending."""
+    """A source resumes either after an id it has kept, or by its group's list of pending entries."""
     client = redis_server.client()
     ids = [client.xadd("events", {"n": n}) for n in range(4)]
     ((_, later),) = client.xread({"events": ids[1]})
@@ -221,7 +223,7 @@ def test_redis_streams_give_again_what_was_not_acknowledged(redis_server: Redis)
 
 
 def test_redis_forgets_over_a_restart(redis_server: Redis) -> None:
-    """Tests of lost connections count on the same port, and on data to be gone."""
+    """Tests of lost connections rely on the same port, and on data being gone."""
     client = redis_server.client()
     client.set("key", "value")
     redis_server.restart()
@@ -242,7 +244,7 @@ def test_rabbitmq_confirms_what_it_has(rabbitmq: RabbitMQ, queue: str) -> None:
 
 
 def test_rabbitmq_gives_again_what_was_not_acknowledged(rabbitmq: RabbitMQ, queue: str) -> None:
-    """A worker that dies has its messages delivered to another, marked as such."""
+    """A dead worker's messages are delivered to another, marked as redelivered."""
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         for body in (b"done", b"in hand"):
@@ -273,7 +275,7 @@ def test_rabbitmq_keeps_what_it_confirmed_over_a_restart(rabbitmq: RabbitMQ, que
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("", queue, b"kept", pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent))
-    # Its name service is a daemon that would stay, one of each run, were it not ended too.
+    # Its name service is a daemon, which would stay after each run if it were not ended too.
     assert all(map(_listens, rabbitmq.ports))
     rabbitmq.stop()
     assert not any(map(_listens, rabbitmq.ports))

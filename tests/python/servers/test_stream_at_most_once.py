@@ -1,4 +1,4 @@
-"""Streams of which each row is taken at most once: what a failure interrupts is lost, and nothing comes twice."""
+"""At-most-once streams: what a failure interrupts is lost, and nothing comes twice."""
 
 from __future__ import annotations
 
@@ -45,13 +45,15 @@ def check_once(numbers: Counter[int], least: int = 100) -> None:
 
 @pytest.mark.parametrize("what", ["rows", "committed"])
 def test_rows_of_workers_that_are_killed(tmp_path: Path, what: str) -> None:
-    """No row is there twice, whoever died when, at a function or at a sink that commits."""
+    """No row is there twice, whatever died when, at a function or at a sink that commits."""
     killed(tmp_path, what)
     check_once(Counter(row["row"] for row in read(tmp_path / "results")))
 
 
 def test_messages_that_come_again(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
-    """A queue gives again what was not acknowledged when a worker died: it may have been a row, so it is none."""
+    """A queue redelivers messages that were unacknowledged when a worker died: they may have been rows already, so they
+    are dropped.
+    """
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         channel.queue_declare("once", durable=True)
@@ -65,7 +67,7 @@ def test_messages_that_come_again(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
 
 
 def test_kafka_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
-    """Records by offsets, and out again without transactions; without a failure, all of them."""
+    """From topic to topic, without transactions; without a failure, all records arrive."""
 
     def found() -> Counter[int]:
         return Counter(json.loads(value or b"{}")["row"] for value in kafka.values("once-out"))
@@ -76,7 +78,7 @@ def test_kafka_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     (tmp_path / "killed").mkdir()
     killed(tmp_path / "killed", "kafka", kafka.bootstrap)
     first = found()
-    # All of it may have been on its way when the first worker died.
+    # All of it may have been in flight when the first worker died.
     check_once(first, 0)
     for name in ("results", "pids"):
         (tmp_path / name).mkdir()
@@ -86,10 +88,10 @@ def test_kafka_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
 
 
 def test_windows_of_workers_that_are_killed(tmp_path: Path) -> None:
-    """What windows had when their worker was killed is lost, and nothing is counted twice."""
+    """The contents of windows are lost when their worker is killed, and nothing counts twice."""
     killed(tmp_path, "windows")
     seen = read(tmp_path / "results")
-    # A row in two windows, or in one that comes twice, would make a count too large; what was kept when it was killed is not there.
+    # A row in two windows, or in one that comes twice, would make a count too large; rows kept at the kill are missing.
     expected: Counter[tuple[int, str]] = Counter()
     for line in stream_job.expected("windows").elements():
         row = json.loads(line)
@@ -102,7 +104,7 @@ def test_windows_of_workers_that_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_stopped_loses_nothing(tmp_path: Path) -> None:
-    """What waits for its checkpoint when a job stops is read again; without a failure all rows are there, once."""
+    """Rows that wait for their checkpoint when a job stops are read again; without a failure all rows are there, once."""
     rows = pa.table({"n": list(range(3000))})
     seen: list[int] = []
     for _ in range(100):
@@ -120,7 +122,7 @@ def test_a_job_that_is_stopped_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
-    """A checkpoint with states or rows in it would bring back what had its chance."""
+    """A checkpoint with states or rows in it would bring back rows that had their chance."""
     rows = (
         tm.from_dict({"s": list(range(100_000))}).select(at=tm.col("s").cast("timestamp[s]"), s=tm.col("s")).collect()
     )
@@ -149,7 +151,7 @@ def test_nothing_is_kept_but_places(tmp_path: Path) -> None:
 
 
 def test_what_sources_and_sinks_give(tmp_path: Path) -> None:
-    """A job must not be taken for one that has each row once when its source gives some again, nor be refused what it gives."""
+    """A job whose source repeats rows must neither pass for exactly-once, nor be refused the guarantee it does give."""
     schema = {"n": "int64"}
     files = tm.stream.to_files(tmp_path / "out")
     rabbit = tm.stream.from_rabbitmq("amqp://localhost", "q", schema)

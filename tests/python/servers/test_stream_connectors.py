@@ -1,4 +1,6 @@
-"""Connectors by way of Python: each is a few words, and what they say wrong is told. How they read and write is tested beside them."""
+"""Connectors by way of Python: a few calls each, and the errors about wrong arguments. Tests beside the connectors
+cover reading and writing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_files_to_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["json", "csv", "parquet"])
 def test_folders_of_values(tmp_path: Path, format: Any) -> None:
-    """Folders ``column=value`` in each format: a job that is stopped and resumes has each row once, and what a killed one left is cleared away."""
+    """Folders ``column=value`` in each format: a stopped and resumed job has each row once, and leftovers of a killed
+    one are removed.
+    """
     count, out = 4000, tmp_path / "out"
     rows = tm.from_dict({"n": list(range(count))}).select(
         "n", place=tm.when(tm.col("n") % 3 == 0).then(tm.lit(None)).otherwise(tm.lit("a/b c=%")), day=tm.col("n") % 2
@@ -61,7 +65,7 @@ def test_folders_of_values(tmp_path: Path, format: Any) -> None:
         )
 
     run(lambda: any(out.rglob("part-*")))
-    # As a job that was killed leaves it.
+    # As a killed job leaves it.
     left = next(iter(out.glob("day=*/place=*"))) / ".part-0-left1.open"
     left.write_text("not whole")
     run(None)
@@ -152,7 +156,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
 
 
 def test_files_that_are_compressed(tmp_path: Path) -> None:
-    """It was said that a text ends where it should not."""
+    """The error said that a text ends where it should not."""
     rows = "x,key\n" + "".join(f"{at},{at * at}\n" for at in range(1000))
     (tmp_path / "a.gz").write_bytes(gzip.compress(rows.encode()))
     for format in ("json", "csv"):
@@ -162,7 +166,7 @@ def test_files_that_are_compressed(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_has_not(tmp_path: Path) -> None:
-    """They were nulls, without a word, and what is null in a map was gone."""
+    """They silently became nulls, and nulls in a map were lost."""
     numbers = [float("nan"), float("inf"), float("-inf"), 0.5, None]
     maps = pa.array([[("a", number)] for number in numbers], pa.map_(pa.string(), pa.float64()))
     rows = pa.table({"x": pa.array(numbers, pa.float32()), "list": [[number] for number in numbers], "map": maps})
@@ -177,7 +181,7 @@ def test_numbers_that_json_has_not(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    """Nothing was ever said of a path that is misspelt."""
+    """Nothing ever reported a misspelled path."""
     lines(tmp_path / "in", 3)
     for wrong in ("in.json", "in/*.csv"):
         with pytest.warns(UserWarning, match=f"there is no file .*{re.escape(wrong)} yet"):
@@ -189,7 +193,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is for one sink, however it is written."""
+    """A folder is for one sink, however its path is written."""
     monkeypatch.chdir(tmp_path)
     counts = (
         tm.stream.from_generator(rows=9)
@@ -203,7 +207,9 @@ def test_late_rows_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_rotated_logs(tmp_path: Path) -> None:
-    """A log that is renamed and made anew, and one that is removed while no job runs: lines of the new one never came."""
+    """A log that is renamed and created again, and one that is removed while no job runs: lines of the new one never
+    came.
+    """
     log, checkpoint = tmp_path / "app.log", tmp_path / "checkpoints"
     seen: list[int] = []
 
@@ -234,8 +240,10 @@ def test_rotated_logs(tmp_path: Path) -> None:
 
 
 def test_a_key_goes_where_kafkas_own_clients_put_it(kafka: Kafka, tmp_path: Path) -> None:
-    """Else who reads a topic of several writers, or joins two, would not find all records of a key in one partition."""
-    # Keys and their hashes in the tests of Kafka's own client.
+    """Otherwise readers of a topic with several writers, or of two joined ones, would not find all records of a key in
+    one partition.
+    """
+    # Keys and their hashes from the tests of Kafka's own client.
     hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536, "abc": 479470107}
     rows = tm.stream.from_table(tm.from_dict({"key": [*hashes] * 3}))
     for name, sink in (
@@ -253,7 +261,7 @@ def test_a_key_goes_where_kafkas_own_clients_put_it(kafka: Kafka, tmp_path: Path
 
 
 def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
-    """Records of a real broker to windows, to records that readers of what is committed see once."""
+    """Records of a real broker to windows, and to records that read-committed consumers see once."""
     kafka.create_topic("clicks", 3)
     kafka.create_topic("counts", 2)
     rows = [{"key": f"k{at % 5}", "ts": f"2026-01-01T00:00:{at // 50:02}.000", "x": at} for at in range(2000)]
@@ -262,7 +270,7 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
     for _ in range(2):
         stream = tm.stream.from_kafka(servers, "clicks", SCHEMA, time="ts", max_out_of_orderness="1m", stop_at_end=True)
         counts = stream.group_by("key", tm.stream.window(tm.stream.tumbling("10s"), on="ts")).agg(n=tm.count())
-        # The second time there is nothing left to be done.
+        # The second time, nothing is left to do.
         sink = tm.stream.to_kafka(servers, "counts", id="clicks-to-counts", key="key")
         counts.write_stream(sink, checkpoint=tm.stream.Checkpoint(tmp_path / "checkpoints", interval="100ms"))
     found = [json.loads(value) for value in kafka.values("counts")]
@@ -271,7 +279,7 @@ def test_kafka_to_kafka(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_kafka_options_of_producers(kafka: Kafka, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each job said that what its producers are told is ignored by its consumers."""
+    """Each job warned that consumers ignore the settings meant for its producers."""
     kafka.create_topic("packed")
     sink = tm.stream.to_kafka(kafka.bootstrap, "packed", id="packed", config={"compression.type": "zstd"})
     tm.stream.from_generator(rows=10).write_stream(sink)
@@ -280,7 +288,7 @@ def test_kafka_options_of_producers(kafka: Kafka, capfd: pytest.CaptureFixture[s
 
 
 def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
-    """They broke off each other's transactions for ever, and nobody was told why."""
+    """They kept aborting each other's transactions, and nobody was told why."""
     kafka.create_topic("same")
     sink = tm.stream.to_kafka(kafka.bootstrap, "same", id="same")
     failed: list[str] = []
@@ -306,7 +314,7 @@ def test_kafka_jobs_of_one_name(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
-    """Its first records were passed over in silence, as many as the one before had had."""
+    """Its first records were silently skipped, as many as the earlier topic had had."""
 
     def make(topic: str, begin: int, count: int, partitions: int = 1) -> None:
         kafka.create_topic(topic, partitions)
@@ -327,7 +335,7 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
 
     make("anew", 0, 100)
     assert read("anew", 100) == list(range(100))
-    # What goes on is not read again.
+    # What continues is not read again.
     kafka.produce("anew", [json.dumps({"x": 100 + at}) for at in range(5)])
     assert read("anew", 5) == list(range(100, 105))
     delete("anew")
@@ -340,7 +348,7 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
     make("fewer", 0, 10)
     with pytest.raises(tm.DataSetError, match='"fewer" was recreated: it has 1 partitions, but the checkpoint'):
         read("fewer", 1000)
-    # Records that the topic keeps no longer tell nothing, and there is nothing to be told.
+    # Whether deleted records were the same is unknown, and there is nothing to report.
     make("short", 0, 10)
     assert read("short", 10) == list(range(10))
     end = TopicPartition("short", 0, 10)
@@ -350,7 +358,7 @@ def test_a_topic_that_is_made_anew(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_records_without_a_value(kafka: Kafka) -> None:
-    """Tombstones of a compacted topic are no rows, and are counted; as they are, they are nulls."""
+    """Tombstones of a compacted topic are skipped and counted; read as bytes, they are nulls."""
     kafka.create_topic("tombstones")
     producer = kafka.producer()
     for value in (b'{"x": 1}', None, b'{"x": 2}'):
@@ -371,7 +379,9 @@ def test_records_without_a_value(kafka: Kafka) -> None:
 
 
 def test_headers_that_are_written(kafka: Kafka, tmp_path: Path) -> None:
-    """Records have the headers that they were read with, once and at least once; or columns that are not in their values, too."""
+    """Records keep the headers that they were read with, exactly once and at least once; or headers come from columns
+    that are not in their values.
+    """
     for topic in ("headed", "headed-once", "headed-again", "headed-columns"):
         kafka.create_topic(topic)
     producer = kafka.producer()
@@ -426,7 +436,7 @@ def test_headers_that_are_written(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_records(kafka: Kafka) -> None:
-    """Columns behind those of values, bad ones left out; a time among them; and where reading begins by it."""
+    """Columns after those of values, without bad records; one of them as the time; and reading from a given time."""
     kafka.create_topic("known", 2)
     producer = kafka.producer()
     second = 1_790_000_000_000
@@ -461,7 +471,7 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
         {"x": 3, "o": 3},
     ]  # fmt: skip
     assert read(when + timedelta(days=1)) == []
-    # No broker knows such a time, and all records are behind it.
+    # No broker knows such a time, and all records are later.
     assert [row["x"] for row in read(datetime(1969, 12, 31))] == [0, 2, 3]
     with pytest.raises(tm.DataSetError, match='adds a column "x", which already exists'):
         read(x="offset")
@@ -481,7 +491,9 @@ def test_what_is_known_of_records(kafka: Kafka) -> None:
 
 
 def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
-    """What ends a transaction is no record: a partition that ends with it has nothing, and holds nobody's time back."""
+    """The end marker of a transaction is not a record: a partition that ends with one has nothing, and holds nobody's
+    time back.
+    """
     kafka.create_topic("transacted", 2)
     writer = kafka.producer(transactional_id="writer")
     writer.init_transactions(60)
@@ -489,7 +501,7 @@ def test_a_partition_behind_a_transaction(kafka: Kafka, tmp_path: Path) -> None:
     begun = 1_790_000_000_000
     writer.produce("transacted", b'{"n": 0}', partition=0, timestamp=begun)
     writer.commit_transaction(60)
-    # So many that there is something to read all the time.
+    # So many that there is always something to read.
     count = 300_000
     other = kafka.producer(queue_buffering_max_messages=count)
     for n in range(1, count):
@@ -546,7 +558,7 @@ def test_avro(kafka: Kafka) -> None:
 
 
 def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
-    """A poison record that stops the job, that vanishes without a word, or whose place nobody can find again."""
+    """Finds a poison record that stops the job, that silently disappears, or whose place nobody can find again."""
     kafka.create_topic("poison", 2)
     kafka.produce("poison", [b'{"x": 1}', b"nonsense", b'{"x": 2}', b"\xff\x00"], partition=0)
     kafka.produce("poison", [b'{"x": "seven"}', b'{"x": 3}'], partition=1)
@@ -579,7 +591,7 @@ def test_records_that_are_no_rows(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_poison_can_be_produced_again(kafka: Kafka, tmp_path: Path) -> None:
-    """Of a record that was put aside its value alone was kept: whom it is about, and what its headers said, was gone."""
+    """Only the value of a quarantined record was kept: its key and its headers were lost."""
     kafka.create_topic("sick")
     kafka.create_topic("again")
     headers = [("trace", b"7"), ("raw", b"\xff"), ("none", None), ("trace", b"8")]
@@ -615,7 +627,7 @@ def test_poison_can_be_produced_again(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_a_dead_letter_topic(kafka: Kafka) -> None:
-    """Two queries over one source that gives bytes: what is a row goes on, what is none to a topic of its own, with its key."""
+    """Two queries over one source of bytes: rows go on, and other records go to a topic of their own, with their keys."""
     kafka.create_topic("letters")
     kafka.create_topic("dead")
     kafka.produce("letters", [b'{"x": 1}', b"nonsense", b'{"x": 2}', b"\xff"], key=b"ann")
@@ -647,7 +659,7 @@ def test_a_dead_letter_topic(kafka: Kafka) -> None:
 
 
 def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
-    """Texts, JSON behind a header that no registry is asked for, and records of a transaction that is open."""
+    """Texts, JSON after a header whose registry is not asked, and records of an open transaction."""
     kafka.create_topic("layouts")
     kafka.produce("layouts", [b"\0\0\0\0\7" + b'{"x": 1}'])
 
@@ -671,7 +683,9 @@ def test_values_of_kafka_in_other_layouts(kafka: Kafka) -> None:
 
 
 def test_a_folder_that_another_job_writes_to(tmp_path: Path) -> None:
-    """A second job would take the first one's open files for leftovers, and remove them: it does not begin, and the first goes on."""
+    """A second job would take the first one's open files for leftovers, and remove them: it does not begin, and the
+    first goes on.
+    """
     app, out, over = tmp_path / "app.py", tmp_path / "out", tmp_path / "over"
     app.write_text(
         f"""
@@ -697,7 +711,7 @@ stream.write_stream(tm.stream.to_files({str(out)!r}), checkpoint=tm.stream.Check
 
 
 def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL was a folder called s3:, and bad lines beside the good ones were read again and again."""
+    """A URL became a folder called s3:, and bad lines beside the good ones were read again and again."""
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "in", 3)
     options: Any = {"on_error": "quarantine", "stop_at_end": True}
@@ -735,8 +749,8 @@ def test_quarantines_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
-    """How often a job looks for files is said in words of time; what is no pause is refused."""
-    # Files enough that all threads have some: those whose rows are there have looked.
+    """The interval between looks for files is a duration; other values are refused."""
+    # Enough files that all threads have some: those whose rows have arrived have looked.
     count = 500
     lines(tmp_path / "in", count, files=count)
     for pause in (0, "1us"):
@@ -759,7 +773,9 @@ def test_files_that_are_looked_at_less_often(tmp_path: Path) -> None:
 
 
 def test_topics_and_beginnings_that_are_none() -> None:
-    """An empty topic was an error of the job, or none; of a beginning the engine's word for a time was offered."""
+    """An empty topic name was an error of the job, or no error; for a beginning, the engine's term for a time was
+    offered.
+    """
     for topic in ("", None):
         for made in (tm.stream.from_kafka, tm.stream.to_kafka):
             with pytest.raises(tm.DataSetError, match=r"topic=.* must be a topic name"):
@@ -784,7 +800,7 @@ def test_topics_and_beginnings_that_are_none() -> None:
     ids=lambda make: make.__code__.co_names[2],
 )
 def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
-    """How long one is waited for was a minute, whatever the program can bear."""
+    """The wait for one was a minute, whatever the program can afford."""
     (port,) = free_ports(1)
     begun = time.monotonic()
     made = make(port, connect_timeout="300ms")
@@ -797,7 +813,7 @@ def test_servers_that_are_not_there(make: Callable[..., Any]) -> None:
 
 
 def test_lines_that_are_no_rows(tmp_path: Path) -> None:
-    """Workers count for themselves: what all of them left out is told once."""
+    """Workers count separately: the total of dropped lines is reported once."""
     (tmp_path / "in").mkdir()
     for number in range(6):
         (tmp_path / "in" / f"{number}.json").write_text('{"x": 1}\n{"x":\n')
@@ -832,7 +848,7 @@ def add(client: redis.Redis, streams: list[str], numbers: range) -> None:
 
 
 def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
-    """Entries of streams to windows, to hashes that are added to: a second run must not add again."""
+    """Entries of streams to windows, to hashes that are incremented: a second run must not increment again."""
     client = redis_server.client()
     add(client, ["clicks:a", "clicks:b"], range(2000))
     for _ in range(2):
@@ -852,7 +868,7 @@ def test_redis_to_redis(redis_server: Redis, tmp_path: Path) -> None:
 
 
 def test_redis_entries_of_nulls(redis_server: Redis) -> None:
-    """A row of nulls was dropped, as an entry has at least one field."""
+    """A row of nulls was dropped, as an entry needs at least one field."""
     rows = pa.table({"a": pa.array([None, 1, None], pa.int64()), "b": pa.array([None, None, "x"])})
     for number, id in enumerate(("nulls", None)):
         url, stream = redis_server.url, f"nulls:{number}"
@@ -870,7 +886,7 @@ def test_redis_bytes_that_are_no_text(redis_server: Redis) -> None:
 
 
 def test_redis_keys_that_look_alike(redis_server: Redis) -> None:
-    """Rows of other keys were added together, when a value had a colon or was null."""
+    """Rows of different keys were added together, when a value had a colon or was null."""
     client = redis_server.client()
     rows = tm.from_dict({"a": ["a:b", "a", "", None], "b": ["c", "b:c", "x", "x"], "n": [1, 2, 3, 4]}).collect()
     sink = tm.stream.to_redis(redis_server.url, id="alike", key=["a", "b"], prefix="alike:", increment="n")
@@ -883,7 +899,7 @@ def test_redis_keys_that_look_alike(redis_server: Redis) -> None:
 
 
 def test_redis_that_may_forget(redis_server: Redis, capfd: pytest.CaptureFixture[str]) -> None:
-    """A server that loses what was committed, or does not say, is told of, once."""
+    """The job warns once about a server that may lose committed data, or does not say."""
     client = redis_server.client()
     rows = tm.from_dict({"key": ["a"], "x": [1]}).collect()
 
@@ -945,7 +961,7 @@ def writing(body: Callable[[], None]) -> threading.Thread:
 
 
 def test_redis_that_is_killed(tmp_path: Path) -> None:
-    """The server dies while the job reads and commits, and comes back: nothing may be lost, or be added twice."""
+    """The server dies while the job reads and commits, and comes back: nothing may be lost, or added twice."""
     total = 4000
     server = Redis(tmp_path)
     try:
@@ -1013,7 +1029,7 @@ assert counted() == {total}, counted()
 
 
 def test_paths_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ``~`` was the name of a folder."""
+    """A ``~`` became a folder's name."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     tm.from_dict({"n": [1, 2]}).write_json("~/in")

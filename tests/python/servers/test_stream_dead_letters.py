@@ -1,4 +1,4 @@
-"""Records that are no rows, and go to a sink of the job: each once, with all that is known of it."""
+"""Records that are not rows go to a sink of the job: each once, with all that is known about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = {"x": "int64"}
 
 
 class Rows:
-    """Keeps the rows that it is called with."""
+    """Keeps the rows it receives."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -41,7 +41,9 @@ def written(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_poison_comes_once_whatever_is_killed(tmp_path: Path, kafka: Kafka) -> None:
-    """A record that is no row is lost, or comes twice, when the workers that read it die; or it comes without what it was sent with."""
+    """Finds a bad record that is lost or duplicated when the workers that read it die, or that lacks its key or
+    headers.
+    """
     (tmp_path / "pids").mkdir()
     source, target = "poisoned", "healthy"
     kafka.create_topic(source, PARTITIONS)
@@ -83,7 +85,9 @@ def test_poison_comes_once_whatever_is_killed(tmp_path: Path, kafka: Kafka) -> N
 
 
 def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Path) -> None:
-    """Who sends them again needs their bytes, not a description; a value that is missing is no empty one. Warned of they are all the same."""
+    """Resending them takes their bytes, not a description; a missing value is not an empty one. The warning is given
+    all the same.
+    """
     kafka.create_topic("ill")
     kafka.create_topic("ill-dead")
     producer = kafka.producer()
@@ -114,7 +118,7 @@ def test_a_dead_letter_topic_has_records_as_they_were(kafka: Kafka, tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_lines_of_files(tmp_path: Path) -> None:
-    """A function, files that commit, and at most once: each has every bad line, and the good ones are what they were."""
+    """A function, files that commit, and at most once: each gets every bad line, and the good ones stay as they were."""
     (tmp_path / "in").mkdir()
     for number in range(4):
         (tmp_path / f"in/{number}.jsonl").write_bytes(b'{"x": 1}\n\xff\n{"x": 2}\n{"x": "two"}\n' * 100)
@@ -151,7 +155,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_a_job_that_is_stopped_goes_on_behind_its_poison(tmp_path: Path) -> None:
-    """What was put aside before a checkpoint comes again behind it, or what comes after it never does."""
+    """Otherwise records quarantined before a checkpoint would come again after it, or later ones never."""
     file, out, checkpoints = tmp_path / "lines.jsonl", tmp_path / "out", tmp_path / "checkpoints"
     for life in range(3):
         with file.open("a") as lines:
@@ -177,7 +181,7 @@ def test_a_job_that_is_stopped_goes_on_behind_its_poison(tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_a_stream_that_is_read_twice(tmp_path: Path) -> None:
-    """Two queries over one source, and a stream that is joined with itself: its poison came as often as it is read."""
+    """Two queries over one source, and a stream joined with itself: its bad records came once for each read."""
     (tmp_path / "lines.jsonl").write_text('{"x": 1}\nnonsense\n{"x": 2}\n')
     dead, rows, others = Rows(), Rows(), Rows()
     stream = tm.stream.from_files(
@@ -194,7 +198,7 @@ def test_a_stream_that_is_read_twice(tmp_path: Path) -> None:
 
 
 def test_entries_of_redis(redis_server: Redis, tmp_path: Path) -> None:
-    """Their ids tell where they are; a stream of Redis, that takes texts alone, has their bytes as digits."""
+    """Their ids say where they are; a Redis stream, which takes texts only, gets their bytes in hexadecimal."""
     client = redis_server.client()
     entries = [{"value": b'{"x": 1}'}, {"value": b"\xff"}, {"value": b'{"x": 2}'}, {"other": b"7"}]
     ids = [client.xadd("letters", entry) for entry in entries]
@@ -217,7 +221,7 @@ def test_entries_of_redis(redis_server: Redis, tmp_path: Path) -> None:
 
 
 def test_messages_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Headers with types, a time in seconds, and ids; messages that are put aside are acknowledged."""
+    """Headers with types, a time in seconds, and ids; quarantined messages are acknowledged."""
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         channel.queue_declare("letters", durable=True)
@@ -244,7 +248,9 @@ def test_messages_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
 
 
 def test_lines_of_a_server() -> None:
-    """One that is too long, and one that was cut off, with no good one behind them: they waited for one that does not come."""
+    """One line that is too long, and one cut off, with no good one after them: they waited for a line that does not
+    come.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def talk() -> None:
@@ -277,7 +283,9 @@ def test_lines_of_a_server() -> None:
 
 
 def test_sinks_that_cannot_be(tmp_path: Path) -> None:
-    """What is no sink, one whose columns are not there, one that gives less than the job, and two that are in each other's way."""
+    """Values that are not sinks, one whose columns do not exist, one with a weaker guarantee than the job's, and two
+    that conflict.
+    """
     (tmp_path / "lines.jsonl").write_text('{"x": 1}\n')
     options: Any = {"stop_at_end": True, "on_error": "quarantine"}
 
@@ -298,7 +306,7 @@ def test_sinks_that_cannot_be(tmp_path: Path) -> None:
         files(quarantine=print).write_stream(
             tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"
         )
-    # A folder has a record again that is read again.
+    # A folder gets a record again when it is read again.
     with pytest.raises(tm.DataSetError, match=r"give exactly once: .* quarantine=tm.stream.to_files\(\".*dead\"\)"):
         files(quarantine=tmp_path / "dead").write_stream(
             tm.stream.to_files(tmp_path / "out"), checkpoint=tmp_path / "checkpoints", guarantee="exactly_once"

@@ -1,4 +1,4 @@
-"""From Kafka to Kafka, exactly once, while workers are killed and the broker is; a partition that falls silent."""
+"""From Kafka to Kafka, exactly once, while workers and the broker are killed; a partition that falls silent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = 4
 
 @pytest.mark.parametrize("what", ["rows", "windows"])
 def test_an_exact_count_whatever_is_killed(tmp_path: Path, kafka: Kafka, what: str) -> None:
-    """Every record comes out once, whichever worker died when, and of windows the broker too."""
+    """Every record comes out once, whichever worker died when, and for windows also when the broker dies."""
     (tmp_path / "pids").mkdir()
     source, target = f"exact-in-{what}", f"exact-out-{what}"
     kafka.create_topic(source, PARTITIONS)
@@ -60,8 +60,9 @@ def windows(rows: list[dict[str, Any]]) -> Counter[tuple[int, datetime, int]]:
 
 
 def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path: Path) -> None:
-    """Rows that say nothing of time, of a partition that then is idle, are in their windows when another's rows end these: they come out while
-    the stream goes on, all of them, and none late."""
+    """A partition's rows do not advance time, and then it is idle: they are in their windows when another's rows end
+    these, and come out while the stream runs, all of them, and none late.
+    """
     topic = "silent"
     kafka.create_topic(topic, 2)
 
@@ -92,7 +93,7 @@ def test_a_partition_without_a_word_of_time_falls_silent(kafka: Kafka, tmp_path:
     put(1, (hour + 2, hour))
     thread.start()
     try:
-        # Nobody knows when it has read what: partition 0 is silent, and partition 1 goes on until that is noticed.
+        # The reading order is unknown: partition 0 is silent, and partition 1 goes on until the silence is noticed.
         for more in itertools.count(1):
             put(1, (2 * hour + more, 2 * hour + more))
             done.wait(0.1)

@@ -1,4 +1,4 @@
-"""Kafka by TLS, and users by SASL: a real broker with certificates and passwords, and clients that must be refused."""
+"""Kafka over TLS, and users by SASL: a real broker with certificates and passwords, and clients that must be refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 
 class TlsKafka(Kafka):
-    """By TLS at more ports: for everybody, for who has a certificate, for users, as somebody else, and with a certificate of long ago."""
+    """TLS on further ports: for everybody, for holders of a certificate, for users, under another name, and with an
+    expired certificate.
+    """
 
     files: Certificates
     listeners = ("TLS", "MUTUAL", "USERS", "ELSEWHERE", "EXPIRED")
@@ -60,7 +62,7 @@ class TlsKafka(Kafka):
         }
 
     def _keystore(self, name: str) -> Path:
-        """A key as Java reads it, and its certificate, in one file."""
+        """A key and its certificate in one file, in Java's format."""
         key = serialization.load_pem_private_key(self.files.path(f"{name}-key").read_bytes(), None)
         pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         file = self.folder / f"{name}-keystore.pem"
@@ -79,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Iterator[TlsKafka]:
     TlsKafka.files = files
     server = TlsKafka(tmp_path_factory.mktemp("kafka"))
-    # Its password is another: who is asked by the wrong mechanism is not let in.
+    # Its password differs: a user of the wrong mechanism is not let in.
     of_ann = UserScramCredentialUpsertion(
         "ann", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), f"{SECRET}-scram".encode()
     )
@@ -105,7 +107,9 @@ def written(servers: str, **options: Any) -> list[int]:
 
 
 def test_there_and_back(broker: TlsKafka, files: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A build without TLS, or one that does not read what it is told: both ways, with files as arguments, of the environment, and of the system."""
+    """Finds a build without TLS, or one that ignores its settings: both ways, with files from arguments, from the
+    environment, and from the system.
+    """
     tls = Tls(ca=files.path("ca"))
     assert written(broker.servers("TLS"), tls=tls) == list(range(50))
     broker.create_topic("back")
@@ -115,7 +119,7 @@ def test_there_and_back(broker: TlsKafka, files: Certificates, monkeypatch: pyte
     assert sorted(json.loads(value or b"")["x"] for value in broker.values("back")) == list(range(30))
     own = Tls(ca=files.path("ca"), certificate=files.path("client"), key=files.path("client-key"))
     assert len(written(broker.servers("MUTUAL"), tls=own)) == 50
-    # What OpenSSL and its kin take for the system's.
+    # OpenSSL and others take this for the system's.
     monkeypatch.setenv("SSL_CERT_FILE", str(files.path("ca")))
     assert len(written(broker.servers("TLS"), tls=Tls())) == 50
     assert len(written(broker.servers("TLS"), config={"security.protocol": "ssl"})) == 50
@@ -138,7 +142,9 @@ def test_there_and_back(broker: TlsKafka, files: Certificates, monkeypatch: pyte
 def test_who_is_not_trusted(
     broker: TlsKafka, files: Certificates, listener: str, ca: str, own: str | None, message: str
 ) -> None:
-    """Refused, source and sink, with what to do: an error that only says that no broker answers would be looked for in the network."""
+    """Refused, source and sink, with a remedy: an error that only says that no broker answers would send the user to
+    the network.
+    """
     who = {"certificate": files.path(own), "key": files.path(f"{own}-key")} if own else {}
     tls = Tls(ca=files.path(ca), **who)
     with pytest.raises(tm.DataSetError, match=message):
@@ -150,7 +156,7 @@ def test_who_is_not_trusted(
 
 
 def test_users(broker: TlsKafka, files: Certificates, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Let in by each mechanism with its password, and by no other; whatever goes wrong, no password is told."""
+    """Admitted by each mechanism with its password, and by no other; whatever fails, no message has a password."""
     servers, tls = broker.servers("USERS"), Tls(ca=files.path("ca"))
     monkeypatch.setenv("TIDEMILL_KAFKA_USER", "ann")
     monkeypatch.setenv("TIDEMILL_KAFKA_PASSWORD", SECRET)
@@ -171,7 +177,7 @@ def test_users(broker: TlsKafka, files: Certificates, monkeypatch: pytest.Monkey
 
 
 def test_what_is_said_wrong(files: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before anything runs: files that are none, a user without a password, a mechanism that nobody knows."""
+    """Before anything runs: wrong files, a user without a password, an unknown mechanism."""
 
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(tm.DataSetError, match=message):
@@ -188,7 +194,7 @@ def test_what_is_said_wrong(files: Certificates, monkeypatch: pytest.MonkeyPatch
 
 
 def test_exactly_once(broker: TlsKafka, files: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From topic to topic over TLS, as a user, while workers are killed and the broker is: every record comes out once."""
+    """From topic to topic over TLS, as a user, while workers and the broker are killed: every record comes out once."""
     (tmp_path / "pids").mkdir()
     broker.create_topic("exact-in", 4)
     broker.create_topic("exact-out", 2)

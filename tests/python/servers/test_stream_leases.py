@@ -1,4 +1,6 @@
-"""One job at a time in a place of an object store: a second is refused, and one whose place nobody holds any more begins."""
+"""One job at a time per place in an object store: a second is refused, and one begins once nobody holds the place any
+more.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ WAITS = b"if it does not renew"
 
 @pytest.fixture
 def jobs() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Those that run; what a test leaves is killed."""
+    """The running jobs; those left by a test are killed."""
     running: list[subprocess.Popen[bytes]] = []
     yield running
     for job in running:
@@ -54,7 +56,7 @@ def start(folder: Path, server: object_server.Server, *words: str) -> subprocess
 
 
 def told(folder: Path) -> bytes:
-    """What jobs that `start` started have told so far."""
+    """What the jobs that `start` started have printed so far."""
     return (folder / "errors").read_bytes()
 
 
@@ -69,7 +71,7 @@ def new_epoch(job: subprocess.Popen[bytes], folder: Path, server: object_server.
 
 
 def end(job: subprocess.Popen[bytes], folder: Path) -> None:
-    """Have a job make its last checkpoint; what all have written together is exact."""
+    """Have a job make its last checkpoint; check that everything written together is exact."""
     (folder / "stop").touch()
     job.wait(timeout=launched.PATIENCE_S)
     assert job.returncode == 0, told(folder).decode()
@@ -80,7 +82,7 @@ def end(job: subprocess.Popen[bytes], folder: Path) -> None:
 def test_a_second_job_is_refused(
     folder: Path, server: object_server.Server, jobs: list[subprocess.Popen[bytes]]
 ) -> None:
-    """It hears who holds the place; the first goes on, and gives it back when it ends, so that the next need not wait."""
+    """It learns who holds the place; the first goes on, and releases it at its end, so that the next need not wait."""
     jobs.append(start(folder, server))
     new_epoch(jobs[0], folder, server)
     first = pids(folder)
@@ -98,7 +100,7 @@ def test_a_second_job_is_refused(
 
 
 def test_a_job_that_was_killed(folder: Path, server: object_server.Server, jobs: list[subprocess.Popen[bytes]]) -> None:
-    """Here it is certain that it does no more: the next, by the launcher or by hand, begins at once."""
+    """Here it is certainly dead: the next job, started by the launcher or by hand, begins at once."""
     jobs.append(start(folder, server, "--restarts", "1"))
     new_epoch(jobs[0], folder, server)
     holder = lease(server)
@@ -120,7 +122,9 @@ def test_a_job_that_was_killed(folder: Path, server: object_server.Server, jobs:
 def test_a_job_elsewhere_that_does_no_more(
     folder: Path, server: object_server.Server, jobs: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Of another machine nobody knows: the next job waits until a lease has not been renewed as long as it lasts."""
+    """The state of another machine is unknown: the next job waits until a lease has gone unrenewed for its whole
+    duration.
+    """
     jobs.append(start(folder, server))
     new_epoch(jobs[0], folder, server)
     end(jobs[0], folder)
@@ -137,7 +141,7 @@ def test_a_job_elsewhere_that_does_no_more(
 def test_a_job_that_stood_still(
     folder: Path, server: object_server.Server, jobs: list[subprocess.Popen[bytes]]
 ) -> None:
-    """It cannot renew, another takes the place, and when it goes on it commits nothing more, and says who has it."""
+    """It cannot renew, and another takes the place; when it continues it commits nothing more, and says who has it."""
     jobs.append(start(folder, server))
     new_epoch(jobs[0], folder, server)
     stopped = pids(folder)[0]
@@ -159,7 +163,7 @@ def test_a_job_that_stood_still(
 def test_a_store_that_is_away_for_longer_than_a_lease(
     folder: Path, server: object_server.Server, jobs: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Nothing is committed meanwhile, and the job says why; it goes on when the store is there again, if no other has come."""
+    """Nothing is committed meanwhile, and the job says why; it goes on when the store is back, if no other has come."""
     jobs.append(start(folder, server))
     new_epoch(jobs[0], folder, server)
     server.stop()

@@ -39,7 +39,9 @@ def copied(bucket: Path) -> list[int]:
 
 
 def test_objects_as_they_come(bucket: Path, tmp_path: Path) -> None:
-    """Objects that come while a job runs, or between two, are read, each once; a last line needs no end, and hidden ones are not there."""
+    """Objects that arrive while a job runs, or between two jobs, are read once each; a last line needs no newline, and
+    hidden ones are ignored.
+    """
     put(bucket, "a.json", range(100), end="")
     put(bucket, "_b.json", range(1000, 1100))
     expected = 100
@@ -72,7 +74,7 @@ def test_objects_as_they_come(bucket: Path, tmp_path: Path) -> None:
 
 
 def test_time_goes_on_without_objects(bucket: Path, tmp_path: Path) -> None:
-    """Shares of the keys in which there is nothing, or nothing more, would hold back the windows of the others."""
+    """Key ranges with nothing, or nothing more, would hold back the windows of the others."""
     put(bucket, "a.json", range(1000))
     lines = tm.stream.from_files("s3://lines/in", {"n": "timestamp[s]"}, time="n", idle_after="10ms")
     windows = lines.group_by(tm.stream.window(tm.stream.tumbling("100s"), on="n")).agg(rows=tm.count())
@@ -84,7 +86,7 @@ def test_time_goes_on_without_objects(bucket: Path, tmp_path: Path) -> None:
 
 
 def test_workers_that_are_killed(bucket: Path, tmp_path: Path) -> None:
-    """Uploads that are under way when a worker dies, and commits that are repeated: every line is there once."""
+    """With uploads in progress when a worker dies, and repeated commits, every line is there once."""
     for name in range(12):
         put(bucket, f"{name}.json", range(name * 50, name * 50 + 50))
     (tmp_path / "pids").mkdir()
@@ -94,7 +96,9 @@ def test_workers_that_are_killed(bucket: Path, tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be(bucket: Path) -> None:
-    """What cannot be written to is an error of the beginning, and names the place: here the stream has no row, and no end."""
+    """A place that cannot be written to is an error at the beginning, which names it: here the stream has no row, and
+    no end.
+    """
     options = {"secret_access_key": "another"}
     nothing = tm.stream.from_files(bucket / "in", {"n": "int64"})
     with pytest.raises(tm.TidemillError, match=r"s3://lines/out/part-.*: access denied; check the credentials"):

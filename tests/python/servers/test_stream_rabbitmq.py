@@ -1,4 +1,4 @@
-"""Queues of a real RabbitMQ: what is acknowledged when, what comes again, and what becomes of it."""
+"""Queues of a real RabbitMQ: what is acknowledged when, what is redelivered, and how the job treats it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = {"key": "str", "ts": "timestamp[ms]", "x": "int64"}
 
 
 def publish(server: RabbitMQ, queue: str, numbers: Iterable[int]) -> None:
-    """Publish a message for each number, with an id that is the number."""
+    """Publish a message for each number, with the number as its id."""
     with server.connect() as connection:
         channel = connection.channel()
         channel.queue_declare(queue, durable=True)
@@ -40,20 +40,20 @@ def declare(server: RabbitMQ, queue: str) -> None:
 
 
 def waiting(server: RabbitMQ, queue: str) -> int:
-    """Count the messages that nobody was given."""
+    """Count the messages that have not been delivered."""
     with server.connect() as connection:
         return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
 
 
 def is_settled(server: RabbitMQ, queue: str) -> bool:
-    """Whether a queue has nothing, and nobody to whom it has given what is not acknowledged."""
+    """Whether a queue is empty, and all its delivered messages are acknowledged."""
     with server.connect() as connection:
         found = connection.channel().queue_declare(queue, passive=True).method
         return bool(found.message_count == 0 and found.consumer_count == 0)
 
 
 def take_all(server: RabbitMQ, queue: str) -> list[tuple[str, dict[str, Any]]]:
-    """Take what is in a queue: ids and rows."""
+    """Take everything in a queue: ids and rows."""
     found = []
     with server.connect() as connection:
         channel = connection.channel()
@@ -76,7 +76,7 @@ def writing(body: Callable[[], None]) -> threading.Thread:
 
 
 def test_rabbitmq_to_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """All that was read is acknowledged in the end, and all that was made is published."""
+    """In the end, everything read is acknowledged, and all results are published."""
     publish(rabbitmq, "clicks", range(2000))
     declare(rabbitmq, "counts")
     for checkpoint in (tmp_path / "checkpoints", None):
@@ -114,7 +114,7 @@ def test_a_query_that_ends_before_its_job(rabbitmq: RabbitMQ, tmp_path: Path) ->
 
 
 def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
-    """A sink that publishes into the void, and errors that show passwords or say nothing."""
+    """A sink that publishes to nowhere, and errors that show passwords or say nothing."""
     rows = tm.stream.from_generator(rows=3)
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("unbound", "direct", durable=True)
@@ -136,7 +136,7 @@ def test_rows_that_nobody_takes(rabbitmq: RabbitMQ) -> None:
 
 
 def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
-    """A wrong name or password was found out with the first rows, and there are none here."""
+    """A wrong name or password surfaced with the first rows, and there are none here."""
     declare(rabbitmq, "silent")
     declare(rabbitmq, "taken")
     stream = tm.stream.from_rabbitmq(rabbitmq.url, "silent", format="text", stop_at_end=True)
@@ -148,7 +148,7 @@ def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
     with pytest.raises(tm.DataSetError, match="ACCESS_REFUSED") as error:
         stream.write_stream(tm.stream.to_rabbitmq(url, "taken"))
     assert "swordfish" not in str(error.value)
-    # What is there is no error: a queue, an exchange of any kind.
+    # What exists is accepted: a queue, an exchange of any kind.
     with rabbitmq.connect() as connection:
         connection.channel().exchange_declare("heads", "headers", durable=True)
     stream.write_stream(tm.stream.to_rabbitmq(rabbitmq.url, "taken"))
@@ -156,7 +156,7 @@ def test_a_sink_that_has_nowhere_to_go(rabbitmq: RabbitMQ) -> None:
 
 
 def test_a_queue_that_is_not_durable(rabbitmq: RabbitMQ, capfd: pytest.CaptureFixture[str]) -> None:
-    """Messages that the server has confirmed are lost with it: that is said once, and of such queues alone."""
+    """Confirmed messages would be lost with the server: the job says so once, and only for such queues."""
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         channel.queue_declare("transient", durable=False)
@@ -169,7 +169,7 @@ def test_a_queue_that_is_not_durable(rabbitmq: RabbitMQ, capfd: pytest.CaptureFi
 
 
 def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Each row goes where its key says, and a poison message is not read for ever."""
+    """Each row goes where its key says, and a poison message is not read forever."""
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         channel.exchange_declare("routed", "topic", durable=True)
@@ -196,7 +196,7 @@ def test_routing_keys_and_bad_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> No
 
 
 def test_bytes_and_what_is_known_of_messages(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Messages as they are, and columns of what they are sent by; of bad ones it is written down, and shifts nobody else's."""
+    """Messages as bytes, with columns for their properties; bad ones are recorded, and shift no other's columns."""
     headers = {"trace": "ä", "tries": 3, "deep": {"a": [1, True]}, "raw": b"\xff"}
     with rabbitmq.connect() as connection:
         channel = connection.channel()
@@ -241,14 +241,14 @@ def test_bytes_and_what_is_known_of_messages(rabbitmq: RabbitMQ, tmp_path: Path)
 
 
 def test_bad_messages_without_an_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Of these nothing was told but their queue, which thousands may have come from."""
+    """The only report about them was their queue, which thousands may have come from."""
     with rabbitmq.connect() as connection:
         channel = connection.channel()
         channel.exchange_declare("nameless", "topic", durable=True)
         channel.queue_declare("nameless", durable=True)
         channel.queue_bind("nameless", "nameless", "#")
         channel.basic_publish("", "nameless", '{"x": 1}')
-        # Given to somebody who did not take it.
+        # Delivered to a consumer that did not take it.
         method, _, _ = channel.basic_get("nameless")
         channel.basic_nack(method.delivery_tag)
         launched.wait_until(lambda: waiting(rabbitmq, "nameless") == 1, "the message to come back")
@@ -280,7 +280,7 @@ def test_bad_messages_without_an_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", ["message_id", None])
 def test_a_worker_that_is_killed(rabbitmq: RabbitMQ, tmp_path: Path, id: str | None) -> None:
-    """Messages that come again: with an id they are no rows, without one no row is lost."""
+    """Redelivered messages: with an id they give no duplicate rows; without one, no row is lost."""
     total = 4000
     queue = f"killed-{id}"
     declare(rabbitmq, queue)
@@ -292,7 +292,7 @@ from pathlib import Path
 import tidemill as tm
 job = tm.init()
 if os.environ["TIDEMILL_RESTART"] in "01":
-    # All of them, the one that reads the queue too.
+    # All of them, including the one that reads the queue.
     threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGKILL]).start()
 out = Path({str(tmp_path / "out")!r})
 def there():
@@ -350,7 +350,7 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         )
         thread.join()
         found = take_all(server, "given-out")
-        # What was published twice has the same id twice.
+        # Messages published twice have the same id twice.
         rows = {id: row["x"] for id, row in found}
         assert sorted(rows.values()) == list(range(total))
         launched.wait_until(lambda: is_settled(server, "taken-in"), "an empty queue")

@@ -1,4 +1,4 @@
-"""A sink to Redis whose job is killed and goes on with other workers."""
+"""A sink to Redis whose job is killed and resumes with other workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ numbers.write_stream(sink, checkpoint=tm.stream.Checkpoint(sys.argv[2], interval
 
 
 def test_what_was_prepared_is_committed_by_other_copies(redis_server: local_servers.Redis, tmp_path: Path) -> None:
-    """Several epochs are durable and not committed when all is killed. Of those of one copy the last must not be committed first:
-    Redis, as Kafka, would be taken to have the others."""
+    """Several epochs are durable but not committed when everything is killed. Of one copy's epochs, the last must not
+    be committed first: Redis, like Kafka, would then be assumed to have the others.
+    """
     app, checkpoint = tmp_path / "app.py", tmp_path / "checkpoints"
     app.write_text(COUNTS_IN_REDIS)
     words = ["--threads", "1", app, redis_server.url, checkpoint]
@@ -31,7 +32,7 @@ def test_what_was_prepared_is_committed_by_other_copies(redis_server: local_serv
         job = launched.start("run", "-n", "1", *words)
         try:
             launched.wait_until(lambda: len(launched.epochs(checkpoint)) > 1, "two checkpoints")
-            # No checkpoint can become durable while sinks go on preparing; when one does, nothing can be committed.
+            # No checkpoint can become durable while sinks keep preparing; when one does, nothing can be committed.
             epochs.rename(hidden)
             epochs.touch()
             before = prepared()

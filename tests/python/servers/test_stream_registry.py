@@ -1,6 +1,8 @@
-"""Schemas of Kafka's values in a registry: a real broker, Confluent's own serializers, and a registry that speaks its REST API.
+"""Schemas of Kafka's values in a registry: a real broker, Confluent's own serializers, and a registry that speaks its
+REST API.
 
-The registry is one of ours (`Registry`), by the documented API: none could be installed from the package registries.
+The registry is our own (`Registry`), written to the documented API: none could be installed from the package
+registries.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ NEW = {**CLICK, "fields": [CLICK["fields"][0], {"name": "s", "type": "string", "
 
 
 class Registry:
-    """Schemas by number and subject; what was asked is counted."""
+    """Schemas by number and subject; requests are counted."""
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
@@ -111,7 +113,9 @@ def read(stream: tm.DataSet) -> list[dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore::tidemill.BadRowsWarning")
 def test_avro_by_several_writers(kafka: Kafka, registry: Registry, tmp_path: Path) -> None:
-    """Values of an older schema and of the newest are rows of one; poison goes to the quarantine, each with its reason."""
+    """Values of an older schema and of the newest become the same kind of rows; poison goes to the quarantine, each
+    with its reason.
+    """
     old, new = registry.add("versions-value", OLD), registry.add("versions-value", NEW)
     other = registry.add("elsewhere", "{}", "JSON")
     kafka.create_topic("versions")
@@ -128,12 +132,12 @@ def test_avro_by_several_writers(kafka: Kafka, registry: Registry, tmp_path: Pat
     assert f"number 77, which {registry.url}/ does not know" in reasons[0]
     assert reasons[2] == "it has no Confluent header"
     assert f"schema {other} of {registry.url}/ is one of JSON, not of AVRO" in reasons[3]
-    # Each once, whatever many values have it.
+    # Once each, however many values use it.
     assert registry.asked[f"GET /schemas/ids/{old}"] == registry.asked["GET /schemas/ids/77"] == 1
 
 
 def test_confluents_serializers(kafka: Kafka, registry: Registry) -> None:
-    """What they write is read here, and what is written here they read: Avro and JSON."""
+    """Both directions, in Avro and JSON: we read what they write, and they read what we write."""
     library = pytest.importorskip(
         "confluent_kafka.schema_registry", reason="needs confluent-kafka[avro,schemaregistry]"
     )
@@ -161,7 +165,7 @@ def test_confluents_serializers(kafka: Kafka, registry: Registry) -> None:
 
 
 def test_headers_are_not_in_the_schema(kafka: Kafka, registry: Registry) -> None:
-    """A column that is a header was in the value, and in its schema, as well."""
+    """A header's column was in the value, and in its schema, as well."""
     kafka.create_topic("headed-avro")
     table = tm.from_dict({"x": [1, 2], "s": ["a", None]}).collect()
     sink = tm.stream.to_kafka(kafka.bootstrap, "headed-avro", format="avro", registry=registry.url, headers={"s": "s"})
@@ -174,7 +178,7 @@ def test_headers_are_not_in_the_schema(kafka: Kafka, registry: Registry) -> None
 
 
 def test_json(kafka: Kafka, registry: Registry, tmp_path: Path) -> None:
-    """Exactly once, with the header in front of each object, and read again behind it."""
+    """Exactly once, with the header before each object, and skipped when it is read again."""
     kafka.create_topic("objects")
     table = tm.from_dict({"x": list(range(30)), "s": ["a"] * 30}).collect()
     sink = tm.stream.to_kafka(kafka.bootstrap, "objects", registry=registry.url, id="objects-job")
@@ -190,7 +194,7 @@ def test_json(kafka: Kafka, registry: Registry, tmp_path: Path) -> None:
 
 
 def test_registries_that_refuse(kafka: Kafka, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password comes from the environment and is not told; a registry that says no is named, with what to do."""
+    """A password comes from the environment and is not shown; an error names a registry that refuses, and a remedy."""
     registry.password = "me:swordfish"
     registry.add("locked-value", CLICK)
     kafka.create_topic("locked")

@@ -1,4 +1,4 @@
-"""Several queries with a sink each, in one job: what they share is done once, and each sink has what its query gives alone."""
+"""Several queries with a sink each, in one job: shared work is done once, and each sink has what its query gives alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def alike(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
 
 
 def named(explained: str) -> list[str]:
-    """Names of the tasks that a job is explained to have."""
+    """Names of a job's tasks, according to explain."""
     return re.findall(r'^  (?:source|task|sink) "(.*)": \d+ cop', explained, re.MULTILINE)
 
 
@@ -58,7 +58,7 @@ def tasks(*queries: tm.DataSet) -> list[str]:
 
 
 def test_what_is_shared_is_done_once() -> None:
-    """A function that two queries are made from sees each row once, and each sink has what its query gives of a table."""
+    """A function under two queries sees each row once, and each sink has what its query gives over a table."""
     passed = []
 
     def look(batch: Any) -> Any:
@@ -85,7 +85,7 @@ def test_what_is_shared_is_done_once() -> None:
 
 
 def test_one_query_is_as_it_is_alone() -> None:
-    """Checkpoints find state by the names of tasks: neither `write` nor a query that is added changes them."""
+    """Checkpoints find state by the names of tasks: neither `write` nor an additional query changes them."""
     stream = tm.stream.from_table(table(), time="ts")
     pairs = stream.join(stream.select("key", "ts", m=tm.col("n")), on=["key", "ts"])
     alone = tasks(pairs)
@@ -133,7 +133,7 @@ def test_queries_in_sql_share_what_they_are_made_from() -> None:
 
 
 def test_time_is_waited_for_by_whoever_does() -> None:
-    """A source without time= that only the second query waits for is named all the same."""
+    """A source without time= is named even if only the second query waits for its time."""
     stream = tm.stream.from_table(table())
     queries = [(stream.select("n"), print), (counts(stream), print)]
     assert "table: it has no time=, so windows, ttl= and whatever else waits for event time" in tm.stream.explain(
@@ -145,7 +145,7 @@ def test_time_is_waited_for_by_whoever_does() -> None:
 
 
 def test_late_rows_of_all_queries() -> None:
-    """Windows of several queries have one place for late rows, which are counted where there is none."""
+    """Windows of several queries share one destination for late rows, which are counted where there is none."""
     seconds = [*range(4), *range(12, 28), 5, 28]
     rows = pa.table({"ts": pa.array([at * 1_000_000 for at in seconds], pa.timestamp("us"))})
     stream = tm.stream.from_table(rows, time="ts", rows_per_batch=1, rows_per_s=40)
@@ -154,7 +154,7 @@ def test_late_rows_of_all_queries() -> None:
         return rows.group_by(tm.stream.window(tm.stream.tumbling(size), on="ts")).agg(rows=tm.count())
 
     first, other = counted(stream, "10s"), counted(stream, "5s")
-    # What is made of windows has no late rows of its own.
+    # A computation over windows has no late rows of its own.
     again = counted(first.select("rows", ts="window_start"), "20s")
     late: list[dict[str, Any]] = []
     seen = seen_by(first, other, again, late_output=lambda table: late.extend(table.to_pylist()))
@@ -190,7 +190,7 @@ def test_what_is_wrong_names_its_sink(tmp_path: Path) -> None:
 
 
 def test_sinks_that_give_more_and_less(tmp_path: Path) -> None:
-    """Each must give what the job is to; what it has is of the sources that it reads."""
+    """Each must give the job's guarantee; what it can give depends on the sources that it reads."""
     stream = tm.stream.from_table(table(), time="ts")
     files = tm.stream.to_files(tmp_path / "files")
     queries = [(stream, files), (counts(stream), print)]
@@ -206,7 +206,7 @@ def test_sinks_that_give_more_and_less(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:from_files")
 @pytest.mark.parametrize("through", ["files", "topic"])
 def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Rows come through a folder, or a topic, from one query of the job to another one: each once, also over a stop."""
+    """Rows pass through a folder, or a topic, from one query of the job to another: each once, also across a stop."""
     folder, schema = tmp_path / "middle", {"number": "int64"}
     if through == "files":
         sink = tm.stream.to_files(folder)
@@ -220,14 +220,16 @@ def test_one_query_reads_what_another_one_writes(through: str, tmp_path: Path, r
     for count in (1000, 4000):
         numbers = tm.stream.from_generator(5000).select("number")
         queries = [(numbers, sink), (read, lambda table: seen.extend(table.to_dict()["number"]))]
-        # Numbers come in lots of several threads, so some that are larger may come before.
+        # Numbers arrive in batches from several threads, so some larger ones may come before.
         there = lambda count=count: len(seen) >= count and set(seen) >= set(range(count))  # noqa: E731
         tm.stream.write(queries, checkpoint=tm.stream.Checkpoint(tmp_path / "c", interval="100ms"), stop_when=there)
     assert len(set(seen)) == len(seen)
 
 
 def test_rows_of_a_query_that_has_ended(tmp_path: Path) -> None:
-    """The last rows of a query appear while others of its job go on, not when they end, which may be never; and not again in the next life."""
+    """The last rows of a query appear while others of its job go on, not when they end, which may be never; and not
+    again in the next life.
+    """
     folder, limit = tmp_path / "short", time.monotonic() + launched.PATIENCE_S
 
     def rows() -> list[int]:
@@ -273,13 +275,13 @@ def check(folder: Path) -> None:
 
 
 def test_workers_that_are_killed(folder: Path) -> None:
-    """A worker dies again and again; at no sink is a row lost or doubled."""
+    """A worker dies again and again; no sink loses or duplicates a row."""
     run_and_kill(folder, 5, lambda dice, _: dice.uniform(0.1, 0.9), JOB, folder)
     check(folder)
 
 
 def test_stopped_and_gone_on_with(folder: Path) -> None:
-    """With another number of workers, and one query more: the others find what they had kept."""
+    """With another number of workers, and one more query: the others find their state."""
     stopped = launched.run("run", "-n", "2", JOB, folder, "stopping")
     assert stopped.returncode == 0, stopped.stderr.decode()
     before = {name: found(folder / name).total() for name in ("windows", "rows")}

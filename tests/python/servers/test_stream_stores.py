@@ -1,4 +1,4 @@
-"""Streams whose checkpoints go to a store that is slow, or full: they go on, and nothing is lost or doubled."""
+"""Streams whose checkpoints go to a store that is slow, or full: they go on, and nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAD = "10000"
 
 
 class Slow:
-    """A server between a job and its store, which lets little through at once, or nothing."""
+    """A proxy between a job and its store, which lets little through at once, or nothing."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -81,7 +81,7 @@ def slow(server: object_server.Server) -> Iterator[tuple[object_server.Server, S
 
 
 class Job:
-    """A job on two workers whose checkpoints lie in a folder, or in a store that has them in one."""
+    """A job on two workers whose checkpoints are in a folder, or in a store backed by one."""
 
     def __init__(self, folder: Path, place: str, lies: Path, env: dict[str, str] | None = None) -> None:
         self._folder, self._lies = folder, lies
@@ -111,7 +111,7 @@ class Job:
         self.wait_until(come, f"{count} new checkpoints")
 
     def wait_for_words(self, words: str) -> str:
-        """Until the job tells of that from now on; returns the line."""
+        """Wait until the job prints this from now on; return the line."""
         before = len(self.told())
 
         def line() -> str:
@@ -123,7 +123,7 @@ class Job:
         return line()
 
     def wait_for_rows(self) -> None:
-        """Until more batches have come to the sink."""
+        """Wait until more batches have reached the sink."""
         seen = self._folder / "seen"
         before = seen.stat().st_size
         self.wait_until(lambda: seen.stat().st_size > before + 3, "rows at the sink")
@@ -145,7 +145,7 @@ class Job:
 
 
 def test_a_store_that_is_slow(folder: Path, slow: tuple[object_server.Server, Slow]) -> None:
-    """Rows come to the sink while a checkpoint is being written; one is written at a time, and old ones are cleared away."""
+    """Rows reach the sink while a checkpoint is being written; one is written at a time, and old ones are removed."""
     server, between = slow
     place = server.root / "jobs" / "slow"
     env = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{between.port}"}
@@ -155,7 +155,7 @@ def test_a_store_that_is_slow(folder: Path, slow: tuple[object_server.Server, Sl
         most = 0
 
         def under_way() -> set[int]:
-            """Epochs of which there are states, and no checkpoint yet."""
+            """Epochs with states, but no checkpoint yet."""
             states = {int(file.name.partition("-")[0]) for file in (place / "state").glob("*/[0-9]*-[0-9]*-[0-9]*")}
             newest = max((int(epoch.name) for epoch in launched.epochs(place)), default=0)
             return {epoch for epoch in states if epoch > newest}
@@ -164,14 +164,14 @@ def test_a_store_that_is_slow(folder: Path, slow: tuple[object_server.Server, Sl
             between.hold()
             before = launched.epochs(place)
             job.wait_for_rows()
-            # One that the server had all of, or most, may still appear.
+            # One that the server had received almost completely may still appear.
             assert len(launched.epochs(place) - before) <= 1
             most = max(most, len(under_way()))
             between.let_go()
             job.wait_for_epochs(1)
             most = max(most, len(under_way()))
         assert most <= 1, "barriers went out before the checkpoint of those before was made"
-        # Three are kept; one more is new until the oldest has been cleared away.
+        # Three are kept, and a new one until the oldest has been removed.
         assert len(launched.epochs(place)) <= 4
         job.end()
     finally:
@@ -185,8 +185,8 @@ def small(folder: Path) -> Iterator[Path]:
 
 
 def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
-    """Checkpoints cannot be made, which is told with what to do, and the last one stays whole; with room they are made again. A job that is
-    killed meanwhile does not begin while there is no room, and then goes on from that one.
+    """Checkpoints fail, which the job reports with a remedy, and the last one stays whole; with room they succeed
+    again. A job killed meanwhile does not begin while there is no room, and then resumes from that one.
     """
     place, ballast = small / "checkpoints", small / "ballast"
     started = Job(folder, str(place), place)
@@ -197,7 +197,7 @@ def test_a_folder_that_is_full(folder: Path, small: Path) -> None:
             told = started.wait_for_words("No space left on device")
             assert f"checkpoints in {place}: " in told
             assert "free space there" in told
-            # Those that are cleared away now and then leave a little room.
+            # Those removed now and then free a little room.
             disks.fill(ballast)
             started.wait_for_rows()
             if killed:
@@ -236,7 +236,7 @@ except tm.TidemillError as error:
 
 
 def test_a_disk_of_results_that_is_full(folder: Path, small: Path) -> None:
-    """Both workers say which file there is no room for and what to do; with room the job goes on, and each row is there once."""
+    """Both workers say which file lacks room and what to do; with room the job resumes, and each row is there once."""
     app, ballast, errors = folder / "app.py", small / "ballast", folder / "errors"
     app.write_text(RESULTS)
     command = ("run", "-n", "2", app, folder)
@@ -259,7 +259,7 @@ def test_a_disk_of_results_that_is_full(folder: Path, small: Path) -> None:
 
 
 def numbers_in(folder: Path) -> list[int]:
-    """What files of CSV with one column have that are committed."""
+    """The values in committed CSV files with one column."""
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
     return [int(line) for file in files for line in file.read_text().split()[1:]]
 
@@ -281,7 +281,7 @@ try:
     tm.stream.from_generator(1000).select("number").union(away).write_stream(fail)
 except tm.DataSetError as error:
     print(error)
-# The end of the program, in which what still runs has some time.
+# The end of the program, which leaves some time to what still runs.
 engine._engines.clear()
 del away
 gc.collect()
@@ -290,7 +290,9 @@ time.sleep(1)
 
 
 def test_a_job_ends_whose_store_does_not_answer(tmp_path: Path) -> None:
-    """A thread that asks the store again and again stops when the run is over: it panicked when the threads that it asks with ended."""
+    """A thread that retries requests to the store stops when the run is over: it panicked when the threads for its
+    requests had ended.
+    """
     app = tmp_path / "app.py"
     app.write_text(AWAY)
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}

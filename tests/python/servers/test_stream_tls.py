@@ -39,7 +39,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TlsRedis(Redis):
-    """By TLS only, but for the socket in its folder; whoever connects needs a certificate."""
+    """Over TLS only, apart from the socket in its folder; clients need a certificate."""
 
     files: Certificates
 
@@ -65,7 +65,7 @@ class TlsRedis(Redis):
 
 
 class TlsRabbitMQ(RabbitMQ):
-    """By TLS at a port of its own, too."""
+    """Over TLS on an additional port."""
 
     files: Certificates
     port_count = 4
@@ -88,7 +88,7 @@ class TlsRabbitMQ(RabbitMQ):
 
     def command(self) -> tuple[Any, Mapping[str, str]]:
         command, env = super().command()
-        # As for any server at another address: the variable would add a listener of its own for TLS.
+        # As for any server at another address: the variable would add a separate listener for TLS.
         return command, env
 
 
@@ -99,7 +99,9 @@ def written(stream: tm.DataSet, **options: Any) -> list[Any]:
 
 
 def test_redis(tmp_path: Path, files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways, with files as arguments and of the environment; who says nothing of itself is told what is missing."""
+    """Both ways, with files from arguments and from the environment; a client without a certificate learns what is
+    missing.
+    """
     monkeypatch.setattr(TlsRedis, "files", files, raising=False)
     server = TlsRedis(tmp_path)
     try:
@@ -134,7 +136,7 @@ def test_rabbitmq(tmp_path: Path, files: Certificates, monkeypatch: pytest.Monke
         tm.stream.from_table(rows).write_stream(tm.stream.to_rabbitmq(server.tls_url, "numbers", tls=tls))
         source = tm.stream.from_rabbitmq(server.tls_url, "numbers", SCHEMA, stop_at_end=True, tls=tls)
         assert sorted(written(source)) == list(range(50))
-        # Anybody may listen who is not known; but not we, to who is not.
+        # The server takes unknown clients; but our client refuses a server that it does not trust.
         stranger = tm.stream.from_rabbitmq(server.tls_url, "numbers", SCHEMA, tls=Tls(ca=files.path("other-ca")))
         with pytest.raises(tm.DataSetError, match=r"UnknownIssuer.*TIDEMILL_TLS_CA") as error:
             written(stranger)
@@ -165,7 +167,7 @@ def test_websocket(files: Certificates) -> None:
 
 @contextmanager
 def speaking(context: ssl.SSLContext | None, text: bytes = b"") -> Iterator[int]:
-    """Whoever connects hears `text`, by TLS; the port."""
+    """Send `text` over TLS to whoever connects; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = threading.Event()
         listener.settimeout(0.05)
@@ -181,7 +183,7 @@ def speaking(context: ssl.SSLContext | None, text: bytes = b"") -> Iterator[int]
                             continue
                         with context.wrap_socket(connection, server_side=True) as encrypted:
                             encrypted.sendall(text)
-                            # Without that word it would look like a connection that was cut.
+                            # Without this close message it would look like a cut connection.
                             encrypted.unwrap()
 
         thread = threading.Thread(target=work, daemon=True)
@@ -221,7 +223,7 @@ CLIENTS: dict[str, Callable[[int, Tls], tm.DataSet]] = {
     ],
 )
 def test_who_is_not_trusted(files: Certificates, client: str, server: str | None, ca: str, message: str) -> None:
-    """Refused at once, with what is wrong and what to do; and no password is told."""
+    """Refused at once, with what is wrong and what to do; and no message has a password."""
     context = None if server is None else files.server(server)
     with speaking(context, b"220 hello\r\n" * 10) as port:
         source = CLIENTS[client](port, Tls(ca=files.path(ca)))
@@ -231,7 +233,7 @@ def test_who_is_not_trusted(files: Certificates, client: str, server: str | None
 
 
 def test_webhook(files: Certificates) -> None:
-    """A server of ours, that asks for clients' certificates: others do not get as far as to post."""
+    """Our own server, which asks for clients' certificates: others cannot even post."""
     own = {"certificate": files.path("server"), "key": files.path("server-key")}
     [port] = free_ports(1)
     source = tm.stream.from_webhook(port, SCHEMA, tls=Tls(ca=files.path("ca"), **own))
@@ -277,7 +279,7 @@ def test_webhook(files: Certificates) -> None:
 
 
 def test_what_is_said_wrong(tmp_path: Path, files: Certificates) -> None:
-    """Before anything runs: files that are not there or are none, half of a pair, TLS where the address has none."""
+    """Before anything runs: files that are missing or wrong, half of a pair, TLS for an address without it."""
     table = tm.stream.from_table(tm.from_dict({"x": [1]}).collect())
 
     def refused(tls: Any, message: str, url: str = "rediss://localhost:1/0") -> None:

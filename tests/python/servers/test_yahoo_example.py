@@ -1,4 +1,4 @@
-"""``examples/yahoo.py`` on a real Redis: every count is right, by way of Kafka and after a failure too."""
+"""``examples/yahoo.py`` on a real Redis: every count is right, also by way of Kafka and after a failure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_by_way_of_kafka(redis_server: Redis, kafka: Kafka) -> None:
 
 
 def test_after_a_worker_was_killed(redis_server: Redis, tmp_path: Path) -> None:
-    """What came before the last checkpoint is not lost, and what came after it is counted once."""
+    """Counts before the last checkpoint are not lost, and later ones count once."""
     args = ["--redis", redis_server.url, "--prefix", "killed:", "--events", "40000", "--rate", "8000"]
     command = ["run", "-n", "2", "--restarts", "1", PROGRAM, *args, "--checkpoint", tmp_path / "checkpoints"]
     running = launched.start(*command)
@@ -73,7 +73,7 @@ def test_after_a_worker_was_killed(redis_server: Redis, tmp_path: Path) -> None:
 
 
 def test_a_wrong_count_is_told(redis_server: Redis, yahoo: ModuleType) -> None:
-    """A check that never finds anything would prove nothing."""
+    """A check that never finds an error would prove nothing."""
     client = redis_server.client()
     client.hset("wrong:count:a:1", "seen", 3)
     right = Counter({"a:1": 3})
