@@ -1,7 +1,7 @@
-"""Functions that communicate with each other, one or several on each worker: once on a table, or repeatedly on a stream.
+"""Functions that communicate with each other, one or several on each worker: once on a table, or often on a stream.
 
-On a table each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which others wait
-when one fails, and raises the same error on all workers.
+On a table each is a copy of a graph task. The graph gives them a communicator of their own, ends the calls in which
+others wait when one fails, and raises the same error on all workers.
 """
 
 from __future__ import annotations
