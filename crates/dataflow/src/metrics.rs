@@ -66,6 +66,7 @@ pub struct EdgeMetrics {
     pub(crate) local_bytes: AtomicU64,
     pub(crate) remote_blocks: AtomicU64,
     pub(crate) remote_bytes: AtomicU64,
+    pub(crate) late_rows: AtomicU64,
     pub(crate) blocked: WaitClock,
     pub(crate) buckets: OnceLock<Arc<BucketCounts>>,
 }
@@ -95,6 +96,7 @@ impl EdgeMetrics {
             local_bytes: load(&self.local_bytes),
             remote_blocks: load(&self.remote_blocks),
             remote_bytes: load(&self.remote_bytes),
+            late_rows: load(&self.late_rows),
             blocked_ns: self.blocked.waited_ns(Instant::now()),
             queue_bytes_max,
             queue_bytes: 0,
@@ -124,6 +126,10 @@ pub struct EdgeReport {
     pub remote_blocks: u64,
     /// The bytes of these blocks on the wire.
     pub remote_bytes: u64,
+    /// By rounds of event time: rows that were left out because their round had gone on without them, or they have no
+    /// time.
+    #[serde(default)]
+    pub late_rows: u64,
     /// Time its copies waited for credit, together; waits count while they last.
     pub blocked_ns: u64,
     /// The largest number of bytes queued at one of its copies.

@@ -164,6 +164,12 @@ fn plans_say_which_overlays_edges_have() {
     assert!(set.ends_with("(union, broadcast along ring): n Int64; along ring, as set"), "{set}");
     let reduced = edge_line(Reduce::new(Reduction::new().sum("n")).to(1).for_messages(1 << 20));
     assert!(reduced.contains("; along ") && reduced.contains("messages of 1048576 bytes"), "{reduced}");
+    let keyed = || KeyedReduce::new(["n"], Reduction::new());
+    let rounds = edge_line(Rounds::new(keyed(), RoundEnd::Strict));
+    assert!(rounds.contains("; to each copy along ") && rounds.contains(", chosen for messages of "), "{rounds}");
+    let set = edge_line(keyed().along(Overlay::Flat));
+    assert!(set.ends_with("; to each copy along flat, as set"), "{set}");
+    assert!(!edge_line(keyed()).contains("along"), "how much comes is not known");
     let direct = edge_line(Gather::to(0));
     assert!(!direct.contains("along"), "{direct}");
 }

@@ -17,7 +17,7 @@ use common::counting::{Outside, World, quiet, run_graph};
 use common::schema;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::stream::source::{Source, SourceEvent};
-use tidemill_dataflow::{Graph, TaskContext, TaskError, TaskSpec};
+use tidemill_dataflow::{Graph, Overlay, TaskContext, TaskError, TaskSpec};
 
 const COPIES: u32 = 4;
 const ROUNDS: i64 = 150;
@@ -154,6 +154,18 @@ fn rounds_of_streams_go_on_across_failures() {
         assert_eq!(sorted(found.concat()), sorted(messages()));
         // Its tree is that of the workers: they stay.
         let found = run(&[3], 3, seed, strict(KeyedReduce::new(["k"], Reduction::new().sum("n"))));
+        let all = (0..COPIES).map(|copy| 1 << (8 * copy)).sum();
+        let expected = (0..ROUNDS).flat_map(|n| [(n % 5, all), (9, i64::from(COPIES) * n)]);
+        assert_eq!(sorted(found.concat()), sorted(expected));
+    }
+}
+
+/// What is open in the stages of trees goes on there, and nothing is combined twice.
+#[test]
+fn keyed_trees_go_on_across_failures() {
+    for (seed, overlay) in [(0, Overlay::Flat), (1, Overlay::Binomial)] {
+        let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n")).along(overlay);
+        let found = run(&[4], 3, seed, strict(reduce));
         let all = (0..COPIES).map(|copy| 1 << (8 * copy)).sum();
         let expected = (0..ROUNDS).flat_map(|n| [(n % 5, all), (9, i64::from(COPIES) * n)]);
         assert_eq!(sorted(found.concat()), sorted(expected));

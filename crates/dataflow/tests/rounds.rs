@@ -5,12 +5,12 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{AsArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type, SchemaRef};
-use common::{Data, run_graph, schema, sink, source, tight};
+use arrow::array::{AsArray, Float64Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef, TimeUnit, TimestampMicrosecondType};
+use common::{Data, run_graph, run_graph_on, schema, sink, source, tight};
 use proptest::prelude::*;
 use tidemill_dataflow::exchange::*;
-use tidemill_dataflow::{Graph, StreamElement, TaskSpec};
+use tidemill_dataflow::{Graph, Overlay, Shape, StreamElement, TaskId, TaskSpec};
 
 /// A key, and a number.
 type Row = (i64, i64);
@@ -117,6 +117,83 @@ proptest! {
     }
 }
 
+/// A key that is null, a zero or a NaN of either sign, or a number.
+fn odd_key(number: i64) -> Option<f64> {
+    match number {
+        0 => None,
+        1 | 2 => Some(f64::copysign(0.0, number as f64 - 1.5)),
+        3 | 4 => Some(f64::copysign(f64::NAN, number as f64 - 3.5)),
+        other => Some(other as f64),
+    }
+}
+
+/// Rows by key, of which those that are equal have the same bits.
+fn by_key(batches: &[RecordBatch]) -> Vec<(Option<u64>, i64)> {
+    let rows = |batch: &RecordBatch| {
+        let keys = batch.column(0).as_primitive::<Float64Type>().iter();
+        let keys = keys.map(|key| key.map(|key| if key.is_nan() { f64::NAN } else { key + 0.0 }.to_bits()));
+        keys.zip(batch.column(1).as_primitive::<Int64Type>().values().to_vec()).collect::<Vec<_>>()
+    };
+    let mut rows: Vec<_> = batches.iter().flat_map(rows).collect();
+    rows.sort_unstable();
+    rows
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+
+    /// A key that is lost on the way, counted twice, or comes to another copy than without a tree.
+    #[test]
+    fn keyed_reductions_along_trees_are_those_without(
+        hosts in prop::collection::vec(0u32..4, 1..=7), from in 1u32..8, to in 1u32..5, rounds in 0usize..12,
+        size in 0usize..40, seed in 0u64..1000, partial: bool, kind in 0usize..4,
+    ) {
+        let (flat, binomial) = (Shape::Flat, Shape::Binomial);
+        let overlay = [
+            Overlay::Flat,
+            Overlay::Binomial,
+            Overlay::Levels { hosts: binomial, workers: flat },
+            Overlay::Levels { hosts: flat, workers: binomial },
+        ][kind];
+        let schema = schema(&[("k", DataType::Float64), ("n", DataType::Int64)]);
+        let of_batch = SchemaRef::clone(&schema);
+        let odd = move |rows: &Vec<Row>| {
+            let keys = Float64Array::from_iter(rows.iter().map(|row| odd_key(row.0)));
+            let numbers = Int64Array::from_iter_values(rows.iter().map(|row| row.1));
+            RecordBatch::try_new(SchemaRef::clone(&of_batch), vec![Arc::new(keys), Arc::new(numbers)]).unwrap()
+        };
+        let data: Data = Arc::new(move |copy| {
+            let rounds = rounds + if partial { copy as usize % 3 } else { 0 };
+            messages(seed, copy, rounds, size).iter().map(&odd).collect()
+        });
+        let run = |exchange: &(dyn Fn(&mut Graph, TaskId, TaskId) + Sync)| {
+            let kept = run_graph_on(&hosts, &tight(), |graph, kept| {
+                let from = graph.add(source("from", &schema, from, &data));
+                let to = graph.add(sink("to", to, kept));
+                exchange(graph, from, to);
+            });
+            kept.unwrap().0
+        };
+        let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n"));
+        let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
+        let connect = |along: Overlay, by_rounds: bool| {
+            let reduce = reduce.clone().along(along);
+            let kept = run(&|graph, from, to| _ = match by_rounds {
+                true => graph.connect(from, to, Rounds::new(reduce.clone(), end)),
+                false => graph.connect(from, to, reduce.clone()),
+            });
+            let rows = |batches: Vec<RecordBatch>| match by_rounds {
+                true => batches.chunks(1).map(by_key).collect(),
+                false => vec![by_key(&batches)],
+            };
+            kept.into_iter().map(|(copy, batches)| (copy, rows(batches))).collect::<BTreeMap<_, _>>()
+        };
+        for by_rounds in [true, false] {
+            prop_assert_eq!(connect(overlay, by_rounds), connect(Overlay::Serial, by_rounds), "{} on {:?}", overlay, &hosts);
+        }
+    }
+}
+
 /// A round that has a row too many, or one that is cut where a message ends.
 #[test]
 fn rounds_of_rows_are_cut_from_messages() {
@@ -139,6 +216,92 @@ fn rounds_of_rows_are_cut_from_messages() {
         let found = run(3, (3, 1), &data, Rounds::new(reduce, RoundEnd::Partial).of(unit));
         let sum = |rows: &Vec<Row>| rows.iter().fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1));
         assert_eq!(found[&0].concat(), expected.iter().map(sum).collect::<Vec<_>>());
+    }
+}
+
+/// Times of a copy, in order, and numbers of its own.
+fn timed(seed: u64, copy: u32, rows: usize) -> Vec<Row> {
+    let steps = messages(seed, copy, rows, 1);
+    let mut now = 1_000 + i64::from(copy);
+    let next = |step: &Vec<Row>| {
+        now += if step.is_empty() { 1 } else { 11 * step[0].0 };
+        (now, 1 + now % 7)
+    };
+    steps.iter().map(next).collect()
+}
+
+/// A slice that has rows of another one, lacks some, or goes out before all copies have come to the next one.
+#[test]
+fn rounds_of_time_are_slices() {
+    let schema = schema(&[("t", DataType::Timestamp(TimeUnit::Microsecond, None)), ("n", DataType::Int64)]);
+    for (seed, workers, hosts) in [(1, 1, 1), (2, 3, 2), (3, 5, 2), (4, 4, 4)] {
+        let hosts: Vec<u32> = (0..workers).map(|worker| worker % hosts).collect();
+        let of_batch = SchemaRef::clone(&schema);
+        let data: Data = Arc::new(move |copy| {
+            let rows = timed(seed, copy, 40 + 9 * copy as usize);
+            let batch = |rows: &[Row]| {
+                let times = TimestampMicrosecondArray::from_iter_values(rows.iter().map(|row| row.0));
+                let numbers = Int64Array::from_iter_values(rows.iter().map(|row| row.1));
+                RecordBatch::try_new(SchemaRef::clone(&of_batch), vec![Arc::new(times), Arc::new(numbers)]).unwrap()
+            };
+            rows.chunks(1 + copy as usize * 4).map(batch).collect()
+        });
+        let length_us = 50.try_into().unwrap();
+        let slices = TimeSlices { column: 0, start_us: 900, length_us, out_of_order_us: Some(0) };
+        let all: Vec<Vec<Row>> = (0..4).map(|copy| timed(seed, copy, 40 + 9 * copy as usize)).collect();
+        let slice_of = |row: &Row| (row.0 - 900) / 50;
+        let count = all.iter().flatten().map(slice_of).max().unwrap() + 1;
+        let slice = |at: i64| all.iter().flatten().filter(|row| slice_of(row) == at).copied().collect::<Vec<_>>();
+        let expected: Vec<Vec<Row>> = (0..count).map(slice).collect();
+        assert!(expected[0].is_empty() && expected.iter().any(|rows| rows.len() > 3), "it shows nothing");
+        let read = |batch: &RecordBatch| -> Vec<Row> {
+            let times = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().to_vec();
+            times.into_iter().zip(batch.column(1).as_primitive::<Int64Type>().values().to_vec()).collect()
+        };
+        let numbers = |batch: &RecordBatch| {
+            let at = batch.num_columns() - 1;
+            batch.column(at).as_primitive::<Int64Type>().values().to_vec()
+        };
+        let connected = |connect: &(dyn Fn(&mut Graph, TaskId, TaskId) + Sync)| {
+            let kept = run_graph_on(&hosts, &tight(), |graph, kept| {
+                let from = graph.add(source("from", &schema, 4, &data));
+                let to = graph.add(sink("to", 3, kept));
+                connect(graph, from, to);
+            });
+            kept.unwrap().0
+        };
+        fn by_time<E: Exchange>(exchange: E, slices: TimeSlices) -> Rounds<E> {
+            Rounds::new(exchange, RoundEnd::Strict).of(RoundUnit::Time(slices))
+        }
+
+        let kept = connected(&|graph, from, to| _ = graph.connect(from, to, by_time(Gather::to(1), slices)));
+        assert_eq!(kept[&1].iter().map(read).collect::<Vec<_>>(), expected, "seed {seed}");
+        let sums: Vec<Vec<i64>> = expected
+            .iter()
+            .map(|rows| if rows.is_empty() { Vec::new() } else { vec![rows.iter().map(|row| row.1).sum()] })
+            .collect();
+        let sum = || Reduction::new().sum("n");
+        let kept = connected(&|graph, from, to| _ = graph.connect(from, to, by_time(Reduce::new(sum()).to(2), slices)));
+        assert_eq!(kept[&2].iter().map(numbers).collect::<Vec<_>>(), sums, "seed {seed}");
+        let kept = connected(&|graph, from, to| _ = graph.connect(from, to, by_time(AllReduce::new(sum()), slices)));
+        for copy in 0..3 {
+            assert_eq!(kept[&copy].iter().map(numbers).collect::<Vec<_>>(), sums, "seed {seed}");
+        }
+        let keyed = || KeyedReduce::new(["n"], Reduction::new().max("t")).along(Overlay::Flat);
+        let kept = connected(&|graph, from, to| _ = graph.connect(from, to, by_time(keyed(), slices)));
+        for (at, rows) in expected.iter().enumerate() {
+            let latest: BTreeMap<i64, i64> = rows.iter().fold(BTreeMap::new(), |mut latest, row| {
+                let known = latest.entry(row.1).or_insert(row.0);
+                *known = row.0.max(*known);
+                latest
+            });
+            let keys = |batch: &RecordBatch| batch.column(0).as_primitive::<Int64Type>().values().to_vec();
+            let times =
+                |batch: &RecordBatch| batch.column(1).as_primitive::<TimestampMicrosecondType>().values().to_vec();
+            let found: Vec<Row> =
+                kept.values().flat_map(|rounds| keys(&rounds[at]).into_iter().zip(times(&rounds[at]))).collect();
+            assert_eq!(sorted(found), latest.into_iter().collect::<Vec<_>>(), "seed {seed}, slice {at}");
+        }
     }
 }
 

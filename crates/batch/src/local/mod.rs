@@ -25,5 +25,5 @@ pub use join::{HashJoiner, JoinInput, JoinKind};
 pub use merge::{KWayMerge, MergeStep};
 pub use order::{RowOrder, SortKey};
 pub use reduce::{ColumnOp, FoldFunction, ReducedBatches, Reducer, Reduction};
-pub use rounds::{MessageReducer, OpenRounds, RoundEnd, RoundMerger, RoundUnit, UnequalRounds};
+pub use rounds::{MessageReducer, OpenRounds, RoundEnd, RoundMerger, RoundUnit, TimeSlices, UnequalRounds};
 pub use sort::{SortedBatches, Sorter, SpillCounts};

@@ -41,6 +41,31 @@ pub enum RoundUnit {
     Rows(NonZeroU64),
     /// What comes between two barriers of the job's checkpoints, or a barrier and the end.
     Epoch,
+    /// The rows of a slice of event time.
+    Time(TimeSlices),
+}
+
+/// Slices of event time, one behind the other. Slice n holds the times from `start_us + n * length_us` on, up to the
+/// beginning of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeSlices {
+    /// The position of the column with the times: of timestamps or dates.
+    pub column: usize,
+    /// Where slice 0 begins, in microseconds since 1970-01-01 UTC.
+    pub start_us: i64,
+    /// How long each is, in microseconds.
+    pub length_us: NonZeroU64,
+    /// By how much a row may be earlier than one before it of the same copy: a slice is over when a row has come that is
+    /// that much later. `None`: when a watermark says so, and not before.
+    pub out_of_order_us: Option<u64>,
+}
+
+impl TimeSlices {
+    /// The slice of a time; negative if it is before all.
+    pub fn slice_of(&self, time_us: i64) -> i64 {
+        let slice = (i128::from(time_us) - i128::from(self.start_us)).div_euclid(self.length_us.get().into());
+        slice.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+    }
 }
 
 /// Reduces each message, a batch of one row or more, to one row.

@@ -1,5 +1,6 @@
 //! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the
-//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has.
+//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has. Where
+//! there are several hosts they may be combined on the way, too, so that a key leaves a host once.
 
 use std::sync::Arc;
 
@@ -8,12 +9,14 @@ use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::{Reducer, Reduction};
 use tidemill_batch::route_map::BUCKETS;
 
+use super::keyed_tree::{add_keyed_trees, hasher};
 use super::partition::describe_buckets;
 use super::rounds::map_rounds;
-use super::{EdgeSignature, Exchange, Partition};
+use super::{EdgeSignature, EdgeWorkers, Exchange, Partition};
 use crate::error::TaskError;
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, ExchangeStage, FlowPort, Input, Lowering, StreamElement};
+use crate::overlay::{KeyedTrees, Overlay, OverlayChoice};
 use crate::task::Executor;
 use crate::task::TaskContext;
 
@@ -24,18 +27,46 @@ pub struct KeyedReduce {
     keys: Vec<String>,
     reduce: Reduction,
     buckets: u32,
+    overlay: Option<OverlayChoice>,
 }
 
 impl KeyedReduce {
     /// Reduces rows with equal values in `keys`.
     pub fn new<S: Into<String>>(keys: impl IntoIterator<Item = S>, reduce: Reduction) -> Self {
-        KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce, buckets: BUCKETS }
+        KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce, buckets: BUCKETS, overlay: None }
     }
 
     /// With so many buckets of keys, as [`Partition::buckets`].
     #[must_use]
     pub fn buckets(self, count: u32) -> Self {
         KeyedReduce { buckets: count, ..self }
+    }
+
+    /// Along this kind of tree to each copy: [`Overlay::Serial`] for none, `Flat`, `Binomial`, or two of their shapes. By
+    /// default by [rounds](super::Rounds) it is chosen when it is placed; else there is none, for how much comes until
+    /// all sources have ended is not known, and every tree but none moves rows once more that nothing combines with.
+    #[must_use]
+    pub fn along(self, overlay: Overlay) -> Self {
+        KeyedReduce { overlay: Some(OverlayChoice::Set(overlay)), ..self }
+    }
+
+    /// Along the trees that are chosen for about so many bytes that a worker sends, in a round or in all.
+    #[must_use]
+    pub fn for_messages(self, bytes: u64) -> Self {
+        KeyedReduce { overlay: Some(OverlayChoice::ForMessages(bytes)), ..self }
+    }
+
+    /// Along the trees with the lowest latency for rounds of about so many bytes of a worker that come at about this
+    /// rate.
+    #[must_use]
+    pub fn for_rate(self, bytes: u64, per_s: u64) -> Self {
+        KeyedReduce { overlay: Some(OverlayChoice::ForRate { bytes, per_s }), ..self }
+    }
+
+    /// How trees are chosen.
+    fn choice(&self, by_rounds: bool) -> OverlayChoice {
+        let unknown = if by_rounds { OverlayChoice::default() } else { OverlayChoice::Set(Overlay::Serial) };
+        self.overlay.unwrap_or(unknown)
     }
 
     fn partition(&self) -> Partition {
@@ -46,16 +77,30 @@ impl KeyedReduce {
 impl Exchange for KeyedReduce {
     fn describe(&self) -> String {
         let (keys, buckets) = (self.keys.join(", "), describe_buckets(self.buckets));
-        format!("keyed reduce by {keys}{buckets}: {}", self.reduce.describe())
+        let along = self.overlay.map_or_else(String::new, OverlayChoice::describe);
+        format!("keyed reduce by {keys}{buckets}{along}: {}", self.reduce.describe())
     }
 
     fn check(&self, ends: &EdgeSignature<'_>) -> Result<SchemaRef, String> {
         let schema = self.partition().check(ends)?;
+        if let Some(OverlayChoice::Set(overlay)) = self.overlay {
+            KeyedTrees::shapes(overlay)?;
+        }
         self.reduce.schema(&schema, &self.keys)
     }
 
     fn allows_rounds(&self) -> bool {
         true
+    }
+
+    fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
+        if self.overlay.is_none() && !ends.by_rounds {
+            return None;
+        }
+        let choice = self.choice(ends.by_rounds);
+        let overlay = choice.choose_keyed(ends.sources, ends.targets, ends.network);
+        let all: Vec<u32> = ends.sources.iter().chain(ends.targets).copied().collect();
+        Some(format!("to each copy {}", choice.explain(overlay, all[0], &all, &ends.network.hosts)))
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -64,30 +109,36 @@ impl Exchange for KeyedReduce {
         let before = stage(lowering, "reduce before", source, &self.keys, &self.reduce);
         let after = stage(lowering, "reduce after", target, &self.keys, &self.reduce);
         lowering.connect_direct(source, before.input(0));
-        let reduced = self.combined(lowering, source, before.output(0));
+        let reduced = combined(lowering, before.output(0), (&self.keys, &self.reduce));
         let mover = self.partition().mover(&schema, lowering.workers_of(target).len() as u32);
+        let trees = lowering.keyed_trees(self.choice(lowering.rounds().is_some()), reduced, target);
+        let (reduced, mover) = match mover {
+            EdgeMover::Partition(mover) if trees.steps() > 1 => {
+                let hasher = hasher(&schema, &self.keys);
+                add_keyed_trees(lowering, trees, (reduced, &self.keys, &self.reduce), mover, &hasher)
+            }
+            mover => (reduced, mover),
+        };
         lowering.connect(reduced, after.input(0), mover);
         lowering.connect_direct(after.output(0), target);
     }
 }
 
-impl KeyedReduce {
-    /// What leaves the workers of `source`, whose copies have been `reduced`: once more together, where a worker has
-    /// several of them and there are others to send to.
-    fn combined(&self, lowering: &mut Lowering<'_>, source: FlowPort, reduced: FlowPort) -> FlowPort {
-        let copies = lowering.workers_of(source).to_vec();
-        let mut workers = copies.clone();
-        workers.sort_unstable();
-        workers.dedup();
-        if workers.len() == copies.len() || lowering.workers() == 1 {
-            return reduced;
-        }
-        let of_worker = |worker| workers.binary_search(worker).expect("it is one of them") as u32;
-        let map = copies.iter().map(|worker| Some(of_worker(worker))).collect();
-        let combine = stage_on(lowering, "combine", workers.clone(), &self.keys, &self.reduce, 1);
-        lowering.connect(reduced, combine.input(0), EdgeMover::Map(map));
-        combine.output(0)
+/// What leaves the workers whose copies have `reduced` what they had: once more together, where a worker has several of
+/// them and there are others to send to.
+pub(super) fn combined(lowering: &mut Lowering<'_>, reduced: FlowPort, by: (&[String], &Reduction)) -> FlowPort {
+    let copies = lowering.workers_of(reduced).to_vec();
+    let mut workers = copies.clone();
+    workers.sort_unstable();
+    workers.dedup();
+    if workers.len() == copies.len() || lowering.workers() == 1 {
+        return reduced;
     }
+    let of_worker = |worker| workers.binary_search(worker).expect("it is one of them") as u32;
+    let map = copies.iter().map(|worker| Some(of_worker(worker))).collect();
+    let combine = stage_on(lowering, "combine", workers.clone(), by.0, by.1, 1);
+    lowering.connect(reduced, combine.input(0), EdgeMover::Map(map));
+    combine.output(0)
 }
 
 /// A stage beside the copies of `beside` that reduces what its copies get to one row for each key.

@@ -6,7 +6,7 @@
 //! | [`Broadcast`]      | every copy                                                         | one mover, over a tree          |
 //! | [`Gather`]         | one copy                                                           | one mover, or a tree            |
 //! | [`Partition`]      | the copy that owns its key, comes next in turn, or a function names | one mover                       |
-//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, partition, reduce |
+//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, perhaps along trees, partition, reduce |
 //! | [`KeyedGather`]    | the copy that owns its key, one key after the other                 | partition, sort                 |
 //! | [`Reduce`]         | one copy, all reduced to one row                                    | reduce, a tree that combines    |
 //! | [`AllReduce`]      | every copy, all reduced to one row                                  | the same, broadcast             |
@@ -25,11 +25,13 @@ mod gather;
 mod join;
 mod keyed_gather;
 mod keyed_reduce;
+mod keyed_tree;
 mod partition;
 mod reduce;
 mod round_tree;
 mod rounds;
 mod sort;
+mod time_slices;
 mod tree;
 mod union;
 
@@ -47,7 +49,9 @@ pub use rounds::Rounds;
 pub use sort::Sort;
 pub use union::Union;
 
-pub use tidemill_batch::local::{ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, RoundUnit, SortKey};
+pub use tidemill_batch::local::{
+    ColumnOp, FoldFunction, JoinKind, Reduction, RoundEnd, RoundUnit, SortKey, TimeSlices,
+};
 
 use crate::flow::Lowering;
 use crate::overlay::{OverlayChoice, WorkerNetwork};
@@ -83,6 +87,8 @@ pub struct EdgeWorkers<'a> {
     pub targets: &'a [u32],
     /// Where all workers are.
     pub network: &'a WorkerNetwork,
+    /// Whether the edge goes by rounds.
+    pub by_rounds: bool,
 }
 
 impl EdgeWorkers<'_> {

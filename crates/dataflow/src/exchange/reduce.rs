@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidemill_batch::local::Reduction;
+use tidemill_batch::local::{Reduction, RoundUnit};
 
-use super::keyed_reduce::{drain, new_reducer, stage};
+use super::keyed_reduce::{combined, drain, new_reducer, stage, stage_on};
 use super::round_tree::add_round_tree;
 use super::tree::{OUT, TreeLeaves, UP, add_tree_stage, connect_root};
 use super::{EdgeSignature, EdgeWorkers, Exchange};
 use crate::flow::TaskFactory;
 use crate::flow::{EdgeMover, FlowPort, Lowering};
-use crate::overlay::{Overlay, OverlayChoice};
+use crate::overlay::{KeyedTrees, Overlay, OverlayChoice};
 use crate::task::Executor;
 
 /// To one copy. What arrives is one row of the reduced columns when all sources have ended, and none if there were no
@@ -148,6 +148,11 @@ fn add_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, (overlay, root):
     // What leaves the sources and the tree are rows, one for each round: they need no marks.
     match lowering.take_rounds() {
         None => add_reduce_tree(lowering, reduction, overlay, root),
+        Some(end) if matches!(lowering.round_unit(), RoundUnit::Time(_)) => {
+            // A slice may have no rows at a copy, but it is a round there: this one has marks.
+            lowering.set_rounds(end, lowering.round_unit());
+            add_slices_tree(lowering, reduction, root)
+        }
         Some(end) => add_round_tree(lowering, reduction, (overlay, root), (end, lowering.round_unit())),
     }
 }
@@ -184,4 +189,24 @@ fn add_reduce_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: 
     });
     let executor = if reduction.is_function() { Executor::Thread } else { Executor::Pool };
     add_tree_stage(lowering, "combine", (from, &schema), (overlay, root), executor, factory)
+}
+
+/// Adds what reduces rounds of time: at every copy, on every worker and every host, and on `root`. Returns the output
+/// that has a batch for each round, with one row, or none if there were none.
+fn add_slices_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, root: u32) -> FlowPort {
+    let source = lowering.sources()[0];
+    let before = stage(lowering, "reduce before", source, &[], reduction);
+    lowering.connect_direct(source, before.input(0));
+    let mut from = combined(lowering, before.output(0), (&[], reduction));
+    let trees = KeyedTrees::new(Overlay::Flat, lowering.workers_of(from), &[root], lowering.hosts());
+    for step in 0..trees.steps() {
+        let senders = lowering.workers_of(from).to_vec();
+        let workers = trees.combining(step);
+        let copy_on = |worker: u32| workers.binary_search(&worker).expect("it combines") as u32;
+        let map = senders.iter().map(|&worker| Some(copy_on(trees.next(step, worker, root)))).collect();
+        let stage = stage_on(lowering, &format!("reduce {}", step + 1), workers, &[], reduction, 1);
+        lowering.connect(from, stage.input(0), EdgeMover::Map(map));
+        from = stage.output(0);
+    }
+    from
 }

@@ -5,7 +5,8 @@
 //! A message is one call of [`Output::send`](crate::Output::send), with or without rows. Behind it goes a mark with the
 //! number of its round to every target copy; a copy puts rounds together from what its streams bring between marks. A
 //! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n. A round may
-//! also be so many rows of each copy, or what comes between two barriers ([`RoundUnit`]).
+//! also be so many rows of each copy, what comes between two barriers, or the rows of a slice of event time
+//! ([`RoundUnit`]).
 //!
 //! In a job that makes checkpoints a copy that waits for a barrier reads on however far a stream is ahead: the barrier
 //! may lie behind messages of rounds that others come to only behind theirs. Then rounds that are complete go on, and
@@ -15,7 +16,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use tidemill_checkpoint::{BarrierControl, Mark, Snapshot};
 
-use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd, RoundUnit};
+use super::{EdgeSignature, EdgeWorkers, Exchange, RoundEnd, RoundUnit, time_slices};
 use crate::error::TaskError;
 use crate::flow::{Input, Lowering, Output, StreamElement};
 use crate::task::TaskContext;
@@ -24,7 +25,8 @@ use crate::task::TaskContext;
 ///
 /// The target gets one batch for each round, which may be empty, with rows in the order of the source copies. From
 /// [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) it gets one row for each round, and a batch may hold
-/// several rounds; they ignore messages without rows.
+/// several rounds; they ignore messages without rows. By rounds of time they, too, give a batch for each, which is empty
+/// if there were no rows.
 #[derive(Clone)]
 pub struct Rounds<E> {
     exchange: E,
@@ -39,7 +41,8 @@ impl<E: Exchange> Rounds<E> {
     }
 
     /// With another unit than a message. Of [`RoundUnit::Epoch`] each checkpoint makes a round, so that all copies have
-    /// equally many; without checkpoints all that comes is one.
+    /// equally many; without checkpoints all that comes is one. Of [`RoundUnit::Time`] a copy that ends never holds up
+    /// others, whatever [`RoundEnd`] says: it has no rows in later slices.
     #[must_use]
     pub fn of(self, unit: RoundUnit) -> Self {
         Rounds { unit, ..self }
@@ -56,6 +59,7 @@ impl<E: Exchange> Exchange for Rounds<E> {
             RoundUnit::Message => String::new(),
             RoundUnit::Rows(rows) => format!(" of {rows} rows"),
             RoundUnit::Epoch => " of checkpoints".into(),
+            RoundUnit::Time(slices) => format!(" of {} s", slices.length_us.get() as f64 / 1e6),
         };
         format!("{} by {rounds}{unit}", self.exchange.describe())
     }
@@ -66,6 +70,9 @@ impl<E: Exchange> Exchange for Rounds<E> {
                 "\"{}\" cannot go by rounds; direct, broadcast, gather, partition by key or function, and reductions can",
                 self.exchange.describe()
             ));
+        }
+        if let RoundUnit::Time(slices) = self.unit {
+            time_slices::check(slices, ends.only()?)?;
         }
         self.exchange.check(ends)
     }
@@ -83,7 +90,13 @@ impl<E: Exchange> Exchange for Rounds<E> {
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
-        lowering.set_rounds(self.end, self.unit);
+        match self.unit {
+            RoundUnit::Time(slices) => {
+                time_slices::add_stage(lowering, slices);
+                lowering.set_rounds(RoundEnd::Partial, self.unit);
+            }
+            unit => lowering.set_rounds(self.end, unit),
+        }
         self.exchange.lower(lowering);
     }
 }
@@ -110,6 +123,7 @@ pub(super) async fn map_rounds(
                     return Ok(());
                 }
             }
+            StreamElement::Mark(Mark::Idle) => output.mark(&Mark::Idle).await?,
             StreamElement::Mark(_) => {}
         }
     }

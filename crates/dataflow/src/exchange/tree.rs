@@ -51,7 +51,6 @@ pub(super) fn add_tree_stage(
 
 /// Connects the output of the tree to one copy of the target, on worker `root`.
 pub(super) fn connect_root(lowering: &mut Lowering<'_>, out: FlowPort, root: u32, copy: u32) {
-    let mut map = vec![None; lowering.workers() as usize];
-    map[root as usize] = Some(copy);
+    let map = lowering.workers_of(out).iter().map(|&worker| (worker == root).then_some(copy)).collect();
     lowering.connect(out, lowering.target(), EdgeMover::Map(map));
 }

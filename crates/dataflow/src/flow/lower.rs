@@ -4,7 +4,7 @@ use arrow::datatypes::SchemaRef;
 use tidemill_batch::local::{Reduction, RoundEnd, RoundUnit};
 
 use super::{EdgeMover, EdgeReduction, FlowEdge, FlowGraph, FlowTask, TaskFactory};
-use crate::overlay::{Overlay, OverlayChoice, WorkerNetwork, WorkerTree};
+use crate::overlay::{KeyedTrees, Overlay, OverlayChoice, WorkerNetwork, WorkerTree};
 use crate::rebalance::StateKind;
 use crate::task::Executor;
 
@@ -92,6 +92,11 @@ impl Lowering<'_> {
         self.rounds.take()
     }
 
+    /// Has the edge begin behind a stage that each copy of its only source sends all to.
+    pub(crate) fn begin_at(&mut self, source: FlowPort) {
+        self.sources = vec![source];
+    }
+
     /// The schemas that leave them.
     pub fn source_schemas(&self) -> &[SchemaRef] {
         &self.edge.source_schemas
@@ -112,6 +117,11 @@ impl Lowering<'_> {
         self.network.hosts.len() as u32
     }
 
+    /// The host of each worker.
+    pub(crate) fn hosts(&self) -> &[u32] {
+        &self.network.hosts
+    }
+
     /// The workers of the copies of a port's task.
     pub fn workers_of(&self, port: FlowPort) -> &[u32] {
         &self.flow.tasks[port.task].workers
@@ -125,6 +135,13 @@ impl Lowering<'_> {
     /// The overlay from `members` to `root`.
     pub fn overlay_upward(&self, choice: OverlayChoice, root: u32, members: &[u32]) -> Overlay {
         choice.choose_upward(root, members, self.network)
+    }
+
+    /// The trees of a keyed reduction between copies of these ports.
+    pub(crate) fn keyed_trees(&self, choice: OverlayChoice, from: FlowPort, to: FlowPort) -> KeyedTrees {
+        let (senders, targets) = (self.workers_of(from), self.workers_of(to));
+        let overlay = choice.choose_keyed(senders, targets, self.network);
+        KeyedTrees::new(overlay, senders, targets, &self.network.hosts)
     }
 
     /// A tree from `root` over `members`.
@@ -242,7 +259,8 @@ impl Lowering<'_> {
         };
         let (rounds, feedback) = (self.rounds, self.edge.feedback);
         // What stages send on are rounds; but none of those that end with barriers is counted.
-        let is_first = self.sources.contains(&source) || self.round_unit == RoundUnit::Epoch;
+        let is_first =
+            self.sources.contains(&source) || matches!(self.round_unit, RoundUnit::Epoch | RoundUnit::Time(_));
         let round_unit = if is_first { self.round_unit } else { RoundUnit::Message };
         let (route, handover) = (None, false);
         self.flow.edges.push(FlowEdge {

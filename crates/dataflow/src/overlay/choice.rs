@@ -62,13 +62,21 @@ impl OverlayChoice {
     }
 
     fn choose_among(self, candidates: &[Overlay], root: u32, members: &[u32], network: &WorkerNetwork) -> Overlay {
+        self.cheapest(candidates, |overlay, bytes| {
+            TreeTimes::of(&overlay.trees(root, members, &network.hosts), root, network, bytes)
+        })
+    }
+
+    /// The one of `candidates` along which messages take least; `times` says what one of so many bytes takes. The first
+    /// of those that cost the same.
+    pub(super) fn cheapest(self, candidates: &[Overlay], times: impl Fn(Overlay, f64) -> TreeTimes) -> Overlay {
         let (bytes, per_s) = match self {
             OverlayChoice::Set(overlay) => return overlay,
             OverlayChoice::ForMessages(bytes) => (bytes, None),
             OverlayChoice::ForRate { bytes, per_s } => (bytes, Some(per_s as f64)),
         };
-        let cost = |overlay: &Overlay| {
-            let times = TreeTimes::of(&overlay.trees(root, members, &network.hosts), root, network, bytes as f64);
+        let cost = |&overlay: &Overlay| {
+            let times = times(overlay, bytes as f64);
             per_s.map_or((0.0, times.last_of_some_s()), |per_s| times.at_rate(per_s))
         };
         let costs = candidates.iter().map(|overlay| (cost(overlay), *overlay));
@@ -103,11 +111,11 @@ impl OverlayChoice {
 }
 
 /// What a message takes along some trees.
-struct TreeTimes {
+pub(super) struct TreeTimes {
     /// Seconds until everybody has a message that nothing goes before.
-    first_s: f64,
+    pub(super) first_s: f64,
     /// Seconds that the busiest worker or link is busy with a message.
-    busiest_s: f64,
+    pub(super) busiest_s: f64,
 }
 
 impl TreeTimes {

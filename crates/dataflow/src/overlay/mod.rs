@@ -18,6 +18,7 @@
 //! P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
 
 mod choice;
+mod keyed;
 mod tree;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_collective::tuner::CostModel;
 
 pub use choice::{MESSAGE_BYTES, OverlayChoice};
+pub(crate) use keyed::KeyedTrees;
 pub use tree::WorkerTree;
 
 /// The shape of a tree over hosts, or over the workers of a host.

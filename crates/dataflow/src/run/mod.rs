@@ -189,6 +189,14 @@ impl Runner {
         Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs, starting })
     }
 
+    /// For tests: workers are taken to be on these hosts, each named by the first worker that is on it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn on_hosts(mut self, hosts: Vec<u32>) -> Self {
+        self.hosts = hosts;
+        self
+    }
+
     /// This worker's number in the runs.
     pub fn worker(&self) -> u32 {
         self.comm.rank()

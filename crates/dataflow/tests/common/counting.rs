@@ -349,7 +349,9 @@ pub fn run_unaligned(
             report_fanout,
             ..RunnerSettings::default()
         };
-        let runner = Runner::new(&comm, settings).unwrap();
+        // Two are taken to be on a host: trees have something to choose.
+        let hosts = (0..workers).map(|worker| worker - worker % 2).collect();
+        let runner = Runner::new(&comm, settings).unwrap().on_hosts(hosts);
         let store = CheckpointStore::folder(folder).unwrap();
         let interval = Duration::from_millis(25);
         let checkpoints = CheckpointSettings { interval, unaligned_after, keep: 2, ..CheckpointSettings::new(store) };

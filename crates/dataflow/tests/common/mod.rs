@@ -80,11 +80,18 @@ pub type Outcome = Result<(BTreeMap<u32, Vec<RecordBatch>>, Vec<RunReport>), Dat
 
 /// Runs on `workers` threads the graph that `build` adds sources and exchanges to, given the sinks' store.
 pub fn run_graph(workers: u32, settings: &RunnerSettings, build: impl Fn(&mut Graph, &Kept) + Sync) -> Outcome {
-    let results: Vec<Result<_, DataflowError>> = run_ranks(workers, |comm: Communicator| {
+    run_graph_on(&vec![0; workers as usize], settings, build)
+}
+
+/// [`run_graph`] on workers of these hosts, as it were.
+pub fn run_graph_on(hosts: &[u32], settings: &RunnerSettings, build: impl Fn(&mut Graph, &Kept) + Sync) -> Outcome {
+    let first = |host| hosts.iter().position(|other| other == host).unwrap() as u32;
+    let firsts: Vec<u32> = hosts.iter().map(first).collect();
+    let results: Vec<Result<_, DataflowError>> = run_ranks(hosts.len() as u32, |comm: Communicator| {
         let kept = Kept::default();
         let mut graph = Graph::new("test");
         build(&mut graph, &kept);
-        let runner = Runner::new(&comm, settings.clone())?;
+        let runner = Runner::new(&comm, settings.clone())?.on_hosts(firsts.clone());
         let report = runner.run(&graph)?;
         let kept = std::mem::take(&mut *kept.lock().unwrap());
         Ok((kept, report))

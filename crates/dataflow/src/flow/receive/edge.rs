@@ -216,13 +216,8 @@ impl EdgeRuntime {
 
     /// Each stream's part of what one copy's queue may hold.
     fn window(&self, queue_bytes: u64) -> u64 {
-        let streams = match &self.mover {
-            EdgeMover::Map(map) => (0..self.target_workers.len() as u32)
-                .map(|target| map.iter().filter(|&&to| to == Some(target)).count())
-                .max()
-                .unwrap_or(1),
-            _ => self.source_workers.len(),
-        };
+        let streams_to = |target| (0..self.sources()).filter(|&source| self.has_stream(source, target)).count();
+        let streams = (0..self.targets()).map(streams_to).max().unwrap_or(1);
         (queue_bytes / streams.max(1) as u64).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
     }
 
@@ -238,7 +233,10 @@ impl EdgeRuntime {
     pub(crate) fn has_stream(&self, source: u32, target: u32) -> bool {
         match &self.mover {
             EdgeMover::Map(map) => map[source as usize] == Some(target),
-            EdgeMover::Broadcast(_) | EdgeMover::Copies | EdgeMover::Partition(_) => true,
+            EdgeMover::Broadcast(_) | EdgeMover::Copies => true,
+            EdgeMover::Partition(partitioner) => {
+                partitioner.reach(source).is_none_or(|reach| reach.binary_search(&target).is_ok())
+            }
         }
     }
 

@@ -24,6 +24,7 @@ use super::stream_end::StreamEnd;
 use crate::checkpoint::{CopyStates, InFlightReplay};
 use crate::error::{DataflowError, TaskError};
 use crate::link::CreditGuard;
+use crate::metrics;
 use crate::task::CancelToken;
 use crate::unaligned::{RecordedItem, Recording, UnalignedSignal};
 use crate::work::BatchPacer;
@@ -101,8 +102,9 @@ pub struct Input {
     /// Set if the edges that lead here use rounds; also who saves open rounds.
     rounds: Option<RoundCollector>,
     saved_by: Option<(u32, Arc<CopyStates>)>,
-    /// Comes there behind the rounds that are complete.
+    /// Comes there behind the rounds that are complete; and whether it is to be told there that nothing comes for now.
     next_barrier: Option<Barrier>,
+    is_idle_next: bool,
     /// What comes before all else there.
     round_replay: Option<RoundReplay>,
     /// Whether the task is part of a loop: what it waits for may wait for it.
@@ -129,6 +131,7 @@ impl Input {
             rounds: None,
             saved_by: None,
             next_barrier: None,
+            is_idle_next: false,
             round_replay: None,
             in_loop,
             pace: None,
@@ -387,6 +390,9 @@ impl Input {
                 self.save_open(barrier.epoch)?;
                 return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Barrier(barrier))))));
             }
+            if std::mem::take(&mut self.is_idle_next) && self.marks.is_some() {
+                return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Idle)))));
+            }
             if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
                 if let Mark::Barrier(barrier) = mark {
                     rounds.end_epoch(false);
@@ -405,8 +411,14 @@ impl Input {
             let rounds = self.rounds.as_mut().expect("just seen");
             match item {
                 Some(StreamElement::Batch(batch)) => rounds.push(stream, batch),
-                Some(StreamElement::Mark(Mark::Watermark(_))) if rounds.mark(stream) => self.hold_rounds(),
-                Some(StreamElement::Mark(Mark::Watermark(_) | Mark::Idle)) => {}
+                Some(StreamElement::Mark(Mark::Watermark(_))) => {
+                    let late = rounds.mark(stream);
+                    metrics::add(&self.streams[stream as usize].edge.metrics.late_rows, late as u64);
+                    if rounds.is_ahead(stream as usize) {
+                        self.hold_rounds();
+                    }
+                }
+                Some(StreamElement::Mark(Mark::Idle)) => self.is_idle_next = rounds.set_idle(stream),
                 Some(StreamElement::Mark(mark @ Mark::Barrier(_))) => {
                     let Some(marks) = &mut self.marks else {
                         self.streams[stream as usize].refuse(&mark)?;

@@ -23,6 +23,15 @@ struct RoundStream {
     /// Whether this source copy sends here at all.
     exists: bool,
     ended: bool,
+    /// Nothing comes of it for now, and rounds go on without it; so many have, of what it is still to bring.
+    idle: bool,
+    behind: u64,
+}
+
+impl RoundStream {
+    fn is_awaited(&self) -> bool {
+        !self.ended && !self.idle && self.complete.is_empty()
+    }
 }
 
 /// See the module.
@@ -40,6 +49,8 @@ pub(super) struct RoundCollector {
 struct StreamHeader {
     complete: Vec<usize>,
     open: usize,
+    #[serde(default)]
+    behind: u64,
 }
 
 /// What a checkpoint has of a port, beside rows.
@@ -88,14 +99,28 @@ impl RoundCollector {
     }
 
     pub(super) fn push(&mut self, stream: u32, batch: RecordBatch) {
-        self.streams[stream as usize].open.push(batch);
+        let of = &mut self.streams[stream as usize];
+        of.idle = false;
+        of.open.push(batch);
     }
 
-    /// The round of a stream is over. Returns whether the stream is far ahead now.
-    pub(super) fn mark(&mut self, stream: u32) -> bool {
+    /// The round of a stream is over. Returns how many rows of it are left out: the round had gone on without them.
+    pub(super) fn mark(&mut self, stream: u32) -> usize {
         let of = &mut self.streams[stream as usize];
-        of.complete.push_back(std::mem::take(&mut of.open));
-        of.complete.len() >= AHEAD_ROUNDS_MAX
+        of.idle = false;
+        let round = std::mem::take(&mut of.open);
+        if of.behind > 0 {
+            of.behind -= 1;
+            return round.iter().map(RecordBatch::num_rows).sum();
+        }
+        of.complete.push_back(round);
+        0
+    }
+
+    /// Nothing comes of a stream for now. Returns whether that is so of all that have not ended.
+    pub(super) fn set_idle(&mut self, stream: u32) -> bool {
+        self.streams[stream as usize].idle = true;
+        self.streams.iter().all(|stream| stream.ended || stream.idle)
     }
 
     pub(super) fn end_stream(&mut self, stream: u32) {
@@ -115,6 +140,7 @@ impl RoundCollector {
         let header = |stream: &RoundStream| StreamHeader {
             complete: stream.complete.iter().map(Vec::len).collect(),
             open: stream.open.len(),
+            behind: stream.behind,
         };
         let streams = self.streams.iter().map(|stream| stream.exists.then(|| header(stream))).collect();
         let rows = self.streams.iter().flat_map(|stream| stream.complete.iter().chain([&stream.open])).flatten();
@@ -148,7 +174,8 @@ impl RoundCollector {
             (self.taken, found) = (header.taken, true);
             let mut rows = rows.into_iter();
             for (stream, header) in self.streams.iter_mut().zip(header.streams) {
-                let Some(StreamHeader { complete, open }) = header else { continue };
+                let Some(StreamHeader { complete, open, behind }) = header else { continue };
+                stream.behind = behind;
                 let mut next = |count: usize| -> Result<Vec<RecordBatch>, TaskError> {
                     rows.by_ref()
                         .take(count)
@@ -191,10 +218,12 @@ impl RoundCollector {
         {
             return Err(ShortStream { stream, rounds: self.taken });
         }
-        if !self.streams.iter().all(|stream| stream.ended || has(stream)) {
+        if self.streams.iter().any(RoundStream::is_awaited) {
             return Ok(None);
         }
         self.taken += 1;
+        let missing = self.streams.iter_mut().filter(|stream| stream.idle && !stream.ended && !has(stream));
+        missing.for_each(|stream| stream.behind += 1);
         Ok(Some(self.streams.iter_mut().filter_map(|stream| stream.complete.pop_front()).flatten().collect()))
     }
 }
@@ -261,6 +290,29 @@ mod tests {
                 RoundEnd::Partial => assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [1]),
             }
         }
+    }
+
+    /// Who is idle and comes back brings rounds that have gone already: they are counted, and its next one is the next.
+    #[test]
+    fn rounds_go_on_without_a_stream_that_is_idle() {
+        let mut rounds = RoundCollector::new(RoundEnd::Partial, false);
+        [true, true].into_iter().for_each(|exists| rounds.add(exists));
+        let mut bring = |rounds: &mut RoundCollector, stream: u32, number: i64| {
+            rounds.push(stream, batch(number));
+            rounds.mark(stream)
+        };
+        for number in 0..2 {
+            bring(&mut rounds, 0, number);
+        }
+        assert_eq!(rounds.take(), Ok(None));
+        assert!(!rounds.set_idle(1), "the other one is not");
+        assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [0]);
+        assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [1]);
+        bring(&mut rounds, 0, 2);
+        assert_eq!([10, 11].map(|number| bring(&mut rounds, 1, number)), [1, 1]);
+        assert_eq!(rounds.take(), Ok(None), "it is awaited again");
+        assert_eq!(bring(&mut rounds, 1, 12), 0);
+        assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [2, 12]);
     }
 
     impl RoundCollector {
@@ -467,7 +519,11 @@ mod tests {
     fn a_stream_far_ahead_is_told() {
         let mut rounds = RoundCollector::new(RoundEnd::Strict, false);
         [true, true].into_iter().for_each(|exists| rounds.add(exists));
-        assert!((1..AHEAD_ROUNDS_MAX).all(|_| !rounds.mark(1)) && rounds.mark(1));
+        let mut is_ahead_with_one_more = || {
+            rounds.mark(1);
+            rounds.is_ahead(1)
+        };
+        assert!((1..AHEAD_ROUNDS_MAX).all(|_| !is_ahead_with_one_more()) && is_ahead_with_one_more());
         assert!(rounds.is_ahead(1) && !rounds.is_ahead(0));
         rounds.mark(0);
         rounds.take().unwrap().unwrap();

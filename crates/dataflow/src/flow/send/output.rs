@@ -20,6 +20,7 @@ use crate::error::{DataflowError, TaskError};
 use crate::flow::receive::edge::EdgeRuntime;
 use crate::flow::{EdgeMover, EdgeReduction};
 use crate::link::Links;
+use crate::metrics;
 use crate::observation::CopyClock;
 use crate::partitioner::{PartitionerContext, RowAssigner, RowAssignment};
 use crate::task::{CancelToken, LongTurn};
@@ -36,9 +37,11 @@ enum OutletRoute {
     Messages(Box<LocalMessages>),
 }
 
-/// A stream for every target copy.
+/// A stream for every target copy that it sends to.
 struct PartitionedLanes {
     assign: Box<dyn RowAssigner>,
+    /// Their numbers, if they are not all.
+    reach: Option<Vec<u32>>,
     /// The targets of the rows of one batch; kept for its memory.
     targets: Vec<u32>,
     scatter: Scatter,
@@ -59,9 +62,9 @@ pub(crate) struct Outlet {
     ended: bool,
 }
 
-/// The first target on each worker that a network link leads to.
-fn paced(edge: &EdgeRuntime, links: &Links) -> Vec<usize> {
-    let workers = &edge.target_workers;
+/// The first of `targets` on each worker that a network link leads to, by its position.
+fn paced(edge: &EdgeRuntime, targets: &[u32], links: &Links) -> Vec<usize> {
+    let workers: Vec<u32> = targets.iter().map(|&target| edge.target_workers[target as usize]).collect();
     let is_first = |&at: &usize| links.pacer(workers[at]).is_some() && !workers[..at].contains(&workers[at]);
     (0..workers.len()).filter(is_first).collect()
 }
@@ -91,19 +94,24 @@ impl Outlet {
             },
             EdgeMover::Broadcast(_) => OutletRoute::One(Lane::to_all(&way)),
             EdgeMover::Copies => OutletRoute::Copies((0..edge.targets()).map(lane).collect()),
-            EdgeMover::Partition(partitioner) => OutletRoute::Partition(Box::new(PartitionedLanes {
-                paced: paced(&way.edge, &way.links),
-                assign: partitioner.start(&PartitionerContext {
-                    source,
-                    targets: edge.targets(),
-                    metrics: Arc::clone(&edge.metrics),
-                    route: edge.route.clone(),
-                }),
-                targets: Vec::new(),
-                scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
-                lanes: (0..edge.targets()).map(lane).collect(),
-                next: None,
-            })),
+            EdgeMover::Partition(partitioner) => {
+                let reach = partitioner.reach(source).map(<[u32]>::to_vec);
+                let targets = reach.clone().unwrap_or_else(|| (0..edge.targets()).collect());
+                OutletRoute::Partition(Box::new(PartitionedLanes {
+                    paced: paced(edge, &targets, &way.links),
+                    assign: partitioner.start(&PartitionerContext {
+                        source,
+                        targets: edge.targets(),
+                        metrics: Arc::clone(&edge.metrics),
+                        route: edge.route.clone(),
+                    }),
+                    targets: Vec::new(),
+                    scatter: Scatter::new(&edge.schema, edge.targets(), edge.batch_bytes),
+                    lanes: targets.into_iter().map(lane).collect(),
+                    reach,
+                    next: None,
+                }))
+            }
         };
         Outlet { way, route, rounds: 0, round_rows: 0, ended: false }
     }
@@ -156,7 +164,7 @@ impl Outlet {
             self.send_rows(batch).await?;
         }
         match self.way.edge.round_unit {
-            RoundUnit::Message => self.end_round().await,
+            RoundUnit::Message | RoundUnit::Time(_) => self.end_round().await,
             RoundUnit::Rows(_) | RoundUnit::Epoch => Ok(()),
         }
     }
@@ -237,8 +245,14 @@ impl Outlet {
 
     /// Sends what is collected, and `mark` behind it.
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
-        // Where it goes by rounds a watermark is the end of one.
-        if self.way.edge.rounds.is_some() && !matches!(mark, Mark::Barrier(_)) {
+        // Where it goes by rounds a watermark is the end of one; and only those of time go on without who is idle.
+        let edge = &self.way.edge;
+        let passes = match mark {
+            Mark::Barrier(_) => true,
+            Mark::Idle => edge.rounds.is_none() || matches!(edge.round_unit, RoundUnit::Time(_)),
+            Mark::Watermark(_) => edge.rounds.is_none(),
+        };
+        if !passes {
             return Ok(());
         }
         if matches!(mark, Mark::Barrier(_)) {
@@ -261,7 +275,7 @@ impl Outlet {
     /// The stream to one copy, past the partitioner.
     fn lane(&self, target: u32) -> &Arc<Lane> {
         match &self.route {
-            OutletRoute::Partition(partition) => &partition.lanes[target as usize],
+            OutletRoute::Partition(partition) => partition.lane(target).expect("nothing is handed over by a tree"),
             _ => unreachable!("only of edges that partition"),
         }
     }
@@ -286,6 +300,16 @@ impl Outlet {
 }
 
 impl PartitionedLanes {
+    /// The stream to a target copy.
+    fn lane(&self, target: u32) -> Result<&Arc<Lane>, TaskError> {
+        let at = match &self.reach {
+            None => Some(target as usize),
+            Some(reach) => reach.binary_search(&target).ok(),
+        };
+        let lane = at.and_then(|at| self.lanes.get(at));
+        lane.ok_or_else(|| format!("the partitioner returned target {target}, which does not exist").into())
+    }
+
     /// As [`Outlet::pack_values`].
     fn pack_values(&mut self, values: &[u8], rows: usize) -> Result<bool, TaskError> {
         self.next = self.next.or_else(|| self.assign.assign_unseen());
@@ -302,12 +326,7 @@ impl PartitionedLanes {
             return self.send_to_any(target, batch).await;
         }
         match self.assign.assign(&batch, &mut self.targets)? {
-            RowAssignment::Whole(target) => {
-                let lane = self.lanes.get(target as usize);
-                let lane =
-                    lane.ok_or_else(|| format!("the partitioner returned target {target}, which does not exist"))?;
-                lane.send(batch).await
-            }
+            RowAssignment::Whole(target) => self.lane(target)?.send(batch).await,
             RowAssignment::ByRow if self.scatter.collect(batch, &self.targets)? || self.is_enough() => {
                 self.flush().await
             }
@@ -343,10 +362,10 @@ impl PartitionedLanes {
 
     async fn flush(&mut self) -> Result<(), TaskError> {
         match self.scatter.drain() {
-            ScatterOutput::Whole(target, batch) => self.lanes[target as usize].send(batch).await?,
+            ScatterOutput::Whole(target, batch) => self.lane(target)?.send(batch).await?,
             ScatterOutput::Parts(gather, parts) => {
                 for (target, part) in parts {
-                    self.lanes[target as usize].send_part(&gather, &part).await?;
+                    self.lane(target)?.send_part(&gather, &part).await?;
                 }
             }
         }
@@ -381,6 +400,11 @@ impl Output {
     /// The declared schema.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// Rows that were to be sent here have been left out: they came too late, or have no time.
+    pub(crate) fn note_late(&self, rows: usize) {
+        self.outlets.iter().for_each(|outlet| metrics::add(&outlet.way.edge.metrics.late_rows, rows as u64));
     }
 
     /// Whether an edge that begins here treats each message as a round; if so, send a message in one call.
