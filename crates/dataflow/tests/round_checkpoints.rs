@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use arrow::array::{Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use common::counting::{Outside, World, quiet, run_graph};
 use common::schema;
@@ -26,7 +26,8 @@ const ROUNDS: i64 = 150;
 type Row = (i64, i64);
 
 fn rows_schema() -> SchemaRef {
-    schema(&[("k", DataType::Int64), ("n", DataType::Int64)])
+    let time = DataType::Timestamp(TimeUnit::Microsecond, None);
+    schema(&[("k", DataType::Int64), ("n", DataType::Int64), ("t", time)])
 }
 
 /// The n-th message of a copy.
@@ -65,12 +66,15 @@ impl Source for Beats {
             return Poll::Ready(Err("the fuse has blown".into()));
         }
         let rows = message(self.copy, self.next);
+        let times = TimestampMicrosecondArray::from_value(self.next, rows.len());
         self.next += 1;
         // In turn one is ahead and the other.
         let is_slow = (self.next / 40 + i64::from(self.copy)) % 3 == 0;
         self.pause = is_slow.then(|| Box::pin(tokio::time::sleep(Duration::from_millis(1))));
         let column = |of: fn(&Row) -> i64| Arc::new(Int64Array::from_iter_values(rows.iter().map(of)));
-        let rows = RecordBatch::try_new(rows_schema(), vec![column(|row| row.0), column(|row| row.1)])?;
+        let columns = [column(|row| row.0), column(|row| row.1)].map(|column| column as ArrayRef);
+        let columns = columns.into_iter().chain([Arc::new(times) as ArrayRef]).collect();
+        let rows = RecordBatch::try_new(rows_schema(), columns)?;
         Poll::Ready(Ok(SourceEvent::rows(0, rows)))
     }
 
@@ -169,6 +173,26 @@ fn keyed_trees_go_on_across_failures() {
         let all = (0..COPIES).map(|copy| 1 << (8 * copy)).sum();
         let expected = (0..ROUNDS).flat_map(|n| [(n % 5, all), (9, i64::from(COPIES) * n)]);
         assert_eq!(sorted(found.concat()), sorted(expected));
+    }
+}
+
+/// Rows of slices that were not over go on with them.
+#[test]
+fn rounds_of_time_go_on_across_failures() {
+    let length_us = 10.try_into().unwrap();
+    let slices = TimeSlices { column: 2, start_us: 0, length_us, out_of_order_us: Some(0) };
+    let slice = |at: i64| (0..COPIES).flat_map(move |copy| (10 * at..10 * at + 10).flat_map(move |n| message(copy, n)));
+    for seed in 0..2 {
+        let found = run(&[2, 3, 1], 2, seed, strict(Gather::to(1)).of(RoundUnit::Time(slices)));
+        assert_eq!(found[1], (0..ROUNDS / 10).flat_map(slice).collect::<Vec<_>>());
+        let reduce = KeyedReduce::new(["k"], Reduction::new().sum("n")).along(Overlay::Flat);
+        let found = run(&[4], 3, seed, strict(reduce).of(RoundUnit::Time(slices)));
+        let sums = (0..ROUNDS / 10).flat_map(|at| {
+            let mut sums = std::collections::BTreeMap::new();
+            slice(at).for_each(|(k, n)| *sums.entry(k).or_insert(0) += n);
+            sums
+        });
+        assert_eq!(sorted(found.concat()), sorted(sums));
     }
 }
 

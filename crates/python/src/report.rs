@@ -15,6 +15,7 @@ pub fn described<'py>(py: Python<'py>, report: &RunReport) -> PyResult<Bound<'py
         dict.set_item("local_bytes", edge.local_bytes)?;
         dict.set_item("remote_blocks", edge.remote_blocks)?;
         dict.set_item("remote_bytes", edge.remote_bytes)?;
+        dict.set_item("late_rows", edge.late_rows)?;
         dict.set_item("blocked_s", edge.blocked_ns as f64 / 1e9)?;
         dict.set_item("queue_bytes_max", edge.queue_bytes_max)?;
         dict.set_item("bucket_rows", &edge.bucket_rows)?;

@@ -25,6 +25,8 @@ class EdgeReport:
         Batches passed to copies of the same worker, and their bytes.
     remote_blocks, remote_bytes : int
         Blocks sent to other workers, and their bytes on the wire.
+    late_rows : int
+        By rounds of time: rows that were left out because they came after their round, or have no time.
     blocked_s : float
         Total seconds that its copies waited for a receiver.
     queue_bytes_max : int
@@ -43,6 +45,7 @@ class EdgeReport:
     local_bytes: int
     remote_blocks: int
     remote_bytes: int
+    late_rows: int
     blocked_s: float
     queue_bytes_max: int
     bucket_rows: list[int]

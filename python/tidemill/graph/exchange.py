@@ -13,11 +13,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from tidemill._callback import run_in_callback
+from tidemill._duration import Duration, micros
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeExchange, NativeReduction, NativeTable
 from tidemill.graph._errors import GraphError
@@ -59,26 +61,79 @@ class Rounds:
     rows : int, optional
         So many rows of each copy make a round, whichever messages they come in, and the last round of a copy may have
         fewer. An array or an object is a row. By default a message makes a round. Not in loops.
+    time : str, float or timedelta, optional
+        Length of event time that makes a round, as a duration (``"1s"``, ``"5m"``, seconds). Round n has the rows whose
+        time is from ``start + n * time`` on, before the beginning of the next round, and may have none. It is complete
+        when every source copy has sent a row of a later round, or has ended, whatever `end` says. Ports of tables only;
+        not in loops.
+    on : str, optional
+        The column with the times, of timestamps or dates; with `time`. Rows of a copy come in the order of their times:
+        one that comes after a row of a later round is left out, and counted (`EdgeReport.late_rows`), as are rows without
+        a time and those before `start`.
+    start : datetime or str, optional
+        Where round 0 begins, such as ``"2026-01-31"`` (ISO 8601, UTC unless it says otherwise); with `time`.
+    max_out_of_orderness : str, float or timedelta, default=0
+        By how much a row may be earlier than one before it of the same copy. A round ends that much later.
 
     Raises
     ------
     GraphError
-        When `end` is something else, or `rows` is not a positive integer.
+        When `end` is something else, `rows` is not a positive integer, `time` is not a duration above 0, or one of
+        `rows`, `time`, `on` and `start` is missing or too many. When the graph runs: `on` is no column of times.
+
+    Examples
+    --------
+    >>> import tidemill as tm
+    >>> seconds = tm.exchange.Rounds(time="1s", on="at", start="2026-01-31")
+    >>> tm.exchange.keyed_reduce("sensor", {"reading": "max"}, rounds=seconds)
+    <exchange: keyed reduce by sensor: max(reading) by rounds of 1 s>
     """
 
     end: str = "strict"
     rows: int | None = None
+    time: Duration | None = None
+    on: str | None = None
+    start: datetime | str | None = None
+    max_out_of_orderness: Duration = 0
 
     def __post_init__(self) -> None:
         if self.end not in ("strict", "partial"):
             raise GraphError(f'rounds={self.end!r} must be "strict" or "partial", or left out')
         if self.rows is not None and _number("Rounds: rows", self.rows) < 1:
             raise GraphError(f"Rounds: rows={self.rows}: a round has at least one row")
+        if self.time is None:
+            if self.on is not None or self.start is not None:
+                raise GraphError('Rounds: on= and start= are for rounds of time; pass their length, such as time="1s"')
+            return
+        if self.rows is not None:
+            raise GraphError("Rounds: a round is either so many rows or a length of time; pass rows= or time=")
+        if self.on is None or self.start is None:
+            raise GraphError("Rounds: time= needs on=, the column with the times, and start=, where round 0 begins")
+        self._slices(None)
 
-    def _of(self, exchange: NativeExchange) -> NativeExchange:
-        """Return an exchange by these rounds."""
+    def _of(self, exchange: NativeExchange, source: PortType | None) -> NativeExchange:
+        """Return an exchange of what `source` sends by these rounds."""
         partial = self.end == "partial"
+        if self.time is not None:
+            return exchange.by_rounds(partial, slices=self._slices(source))
         return exchange.by_rounds(partial) if self.rows is None else exchange.by_rounds(partial, int(self.rows))
+
+    def _slices(self, source: PortType | None) -> tuple[int, int, int, int]:
+        """Return the number of the column, and start, length and disorder in microseconds."""
+        assert self.time is not None and self.start is not None
+        length = micros(self.time, "Rounds: time", GraphError)
+        if length < 1:
+            raise GraphError(f"Rounds: time={self.time!r}: a round has a length above 0")
+        disorder = micros(self.max_out_of_orderness, "Rounds: max_out_of_orderness", GraphError)
+        column = 0
+        if source is not None:
+            columns = list(source.columns)
+            if self.on not in columns:
+                raise GraphError(
+                    f"Rounds: on={self.on!r} is not a column of the port; its columns are {', '.join(columns)}"
+                )
+            column = columns.index(self.on)
+        return column, _microseconds(self.start), length, disorder
 
 
 class Exchange:
@@ -93,8 +148,8 @@ class Exchange:
         rows: bool = False,
         to_all: bool = False,
     ) -> None:
-        self._make = make if rounds is None else lambda source: rounds._of(make(source))
-        self._by_column = by_column
+        self._make = make if rounds is None else lambda source: rounds._of(make(source), source)
+        self._by_column = by_column or (rounds is not None and rounds.time is not None)
         self._partial = rounds is not None and rounds.end == "partial"
         #: What arrives by rounds.
         self._arriving = None if rounds is None else PortRounds(lists, rows)
@@ -281,6 +336,8 @@ def reduce(
     """
     copy, made = _number("reduce: to", to), _rounds("reduce", rounds)
     traffic = _traffic("reduce", along, message_bytes, message_rate)
+    if along is not None and made is not None and made.time is not None:
+        raise GraphError(f'reduce: rounds of time go up a "flat" tree; leave out along={along!r}')
     return Exchange(
         lambda source: NativeExchange.reduce(_reduction(how, source), copy, along, *traffic),
         rounds=made,
@@ -309,9 +366,17 @@ def all_reduce(
 
 
 def keyed_reduce(
-    by: Columns, how: How | None = None, *, buckets: int = 1024, rounds: str | Rounds | None = None
+    by: Columns,
+    how: How | None = None,
+    *,
+    buckets: int = 1024,
+    along: str | None = None,
+    message_bytes: int | None = None,
+    message_rate: float | None = None,
+    rounds: str | Rounds | None = None,
 ) -> Exchange:
-    """Combine the rows of each key into one, at the copy that owns the key, after combining at the senders.
+    """Combine the rows of each key into one, at the copy that owns the key, after combining at the senders, and perhaps on
+    the way.
 
     Parameters
     ----------
@@ -321,13 +386,24 @@ def keyed_reduce(
         As in `reduce`; by default empty, which returns the distinct keys.
     buckets : int, default=1024
         As in `partition`.
+    along : str, optional
+        Trees of workers, one to each copy, on which rows of equal keys are combined on the way: ``"flat"``, where a worker
+        of each host collects what its host has for a copy; ``"binomial"``, with few messages from each worker; or the two
+        between hosts and within, such as ``"binomial/flat"``. ``"serial"`` sends from each worker to each copy. By
+        default, `Graph.explain` prints what is chosen for the hosts and workers that the graph runs on if there are
+        rounds, `message_bytes` or `message_rate`; otherwise it is ``"serial"``.
+    message_bytes : int, default=16384
+        About how much a worker has for all copies, in a round or in all, to choose the trees for.
+    message_rate : float, optional
+        As in `broadcast`, of rounds.
     rounds : {"strict", "partial"} or Rounds, optional
         As in `partition`: a row for each key of the n-th messages.
     """
     columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
     what: How = {} if how is None else how
+    traffic = _traffic("keyed_reduce", along, message_bytes, message_rate)
     return Exchange(
-        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns), count),
+        lambda source: NativeExchange.keyed_reduce(columns, _reduction(what, source, columns), count, along, *traffic),
         by_column=True,
         rounds=_rounds("keyed_reduce", rounds),
     )
@@ -429,6 +505,18 @@ def _number(what: str, given: Any) -> int:
     if not 0 <= number < 1 << 32:
         raise GraphError(f"{what}={number} is not from 0 to {(1 << 32) - 1}")
     return number
+
+
+def _microseconds(moment: datetime | str) -> int:
+    """Return a moment as microseconds since 1970 UTC."""
+    try:
+        at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+        at = at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at
+        return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+    except (AttributeError, TypeError, ValueError):
+        raise GraphError(
+            f'Rounds: start={moment!r} is not a moment; use a datetime, or "2026-01-31T12:00:00"'
+        ) from None
 
 
 def _rounds(what: str, given: Any) -> Rounds | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import launched
 import numpy as np
+import pyarrow as pa
 import pytest
 import standing
 import tidemill as tm
@@ -111,6 +113,50 @@ def rounds_of_rows() -> tuple[Any, Any, Any]:
         through(arrays, "arrays", x.reduce("sum", rounds=x.Rounds(rows=4))),
         through(objects, None, x.gather(rounds=x.Rounds("partial", rows=4))),
     )
+
+
+def rounds_of_time() -> Any:
+    def send(out: Any, context: Any) -> None:
+        start = datetime(2026, 1, 31)
+        for n in range(0, 30, 3):
+            at = [start + timedelta(milliseconds=100 * m + context.copy) for m in range(n, n + 3)]
+            out.send({"at": at, "k": [m % 2 for m in range(n, n + 3)], "n": [n, n + 1, n + 2]})
+        out.send({"at": [start], "k": [0], "n": [1000]})
+
+    def keep(rounds: Any, context: Any) -> list[Any]:
+        return [sorted(each.to_pylist(), key=lambda row: row["n"]) for each in rounds]
+
+    second = x.Rounds(time="1s", on="at", start="2026-01-31T00:00:01")
+    results = []
+    for exchange in (
+        x.keyed_reduce("k", {"n": "sum"}, along="flat", rounds=second),
+        x.reduce({"n": "sum"}, rounds=second),
+    ):
+        graph = tm.Graph("seconds")
+        schema = pa.schema([("at", pa.timestamp("us")), ("k", pa.int64()), ("n", pa.int64())])
+        source = graph.source("source", send, schema=schema, parallelism=3)
+        graph.connect(source, graph.sink("sink", keep, parallelism=1), exchange)
+        result = graph.run()
+        results.append((result["sink"][0], sum(edge.late_rows for edge in result.edges)))
+    return results
+
+
+@WORKERS
+def test_rounds_of_time(workers: int) -> None:
+    found = standing.run(rounds_of_time, workers=workers)
+    for keyed, reduced in [[of for of, _ in results] for results in found]:
+        even, odd = [[3 * sum(range(10 * at + k, 10 * at + 10, 2)) for at in (1, 2)] for k in (0, 1)]
+        assert keyed == [[{"k": 0, "n": of}, {"k": 1, "n": also}] for of, also in zip(even, odd, strict=True)]
+        assert reduced == [[{"n": of + also}] for of, also in zip(even, odd, strict=True)]
+    assert all(sum(results[at][1] for results in found) == 3 * 11 for at in (0, 1)), (
+        "the first second, and the last row"
+    )
+    with pytest.raises(tm.GraphError, match="time= needs on="):
+        x.Rounds(time="1s")
+    with pytest.raises(tm.GraphError, match="either so many rows or a length of time"):
+        x.Rounds(time="1s", rows=3, on="at", start="2026-01-31")
+    with pytest.raises(tm.GraphError, match="start='today' is not a moment"):
+        x.Rounds(time="1s", on="at", start="today")
 
 
 @WORKERS

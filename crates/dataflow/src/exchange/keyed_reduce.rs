@@ -94,10 +94,10 @@ impl Exchange for KeyedReduce {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        if self.overlay.is_none() && !ends.by_rounds {
+        if self.overlay.is_none() && ends.rounds.is_none() {
             return None;
         }
-        let choice = self.choice(ends.by_rounds);
+        let choice = self.choice(ends.rounds.is_some());
         let overlay = choice.choose_keyed(ends.sources, ends.targets, ends.network);
         let all: Vec<u32> = ends.sources.iter().chain(ends.targets).copied().collect();
         Some(format!("to each copy {}", choice.explain(overlay, all[0], &all, &ends.network.hosts)))

@@ -87,8 +87,8 @@ pub struct EdgeWorkers<'a> {
     pub targets: &'a [u32],
     /// Where all workers are.
     pub network: &'a WorkerNetwork,
-    /// Whether the edge goes by rounds.
-    pub by_rounds: bool,
+    /// What a round is, if the edge goes by rounds.
+    pub rounds: Option<RoundUnit>,
 }
 
 impl EdgeWorkers<'_> {

@@ -16,7 +16,7 @@ use crate::overlay::{KeyedTrees, Overlay, OverlayChoice};
 use crate::task::Executor;
 
 /// To one copy. What arrives is one row of the reduced columns when all sources have ended, and none if there were no
-/// rows; or one for each [round](super::Rounds).
+/// rows; or one for each [round](super::Rounds). By rounds of time it goes up a flat tree, whatever was chosen.
 #[derive(Clone)]
 pub struct Reduce {
     reduction: Reduction,
@@ -73,7 +73,7 @@ impl Exchange for Reduce {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        Some(ends.explain_upward(self.overlay, ends.targets[self.root as usize], ends.sources))
+        explain_up(self.overlay, ends.targets[self.root as usize], ends)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -131,7 +131,7 @@ impl Exchange for AllReduce {
     }
 
     fn explain(&self, ends: &EdgeWorkers<'_>) -> Option<String> {
-        Some(ends.explain_upward(self.overlay, ends.targets[0], ends.sources))
+        explain_up(self.overlay, ends.targets[0], ends)
     }
 
     fn lower(&self, lowering: &mut Lowering<'_>) {
@@ -140,6 +140,14 @@ impl Exchange for AllReduce {
         let overlay = lowering.overlay_upward(self.overlay, root, lowering.workers_of(lowering.sources()[0]));
         let result = add_tree(lowering, &self.reduction, (overlay, root));
         lowering.connect(result, target, EdgeMover::Broadcast(overlay));
+    }
+}
+
+/// The tree of a reduction, and why.
+fn explain_up(overlay: OverlayChoice, root: u32, ends: &EdgeWorkers<'_>) -> Option<String> {
+    match ends.rounds {
+        Some(RoundUnit::Time(_)) => Some("up flat, as rounds of time do".into()),
+        _ => Some(ends.explain_upward(overlay, root, ends.sources)),
     }
 }
 

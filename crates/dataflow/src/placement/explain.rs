@@ -43,8 +43,8 @@ impl Graph {
             let _ = write!(text, "  {kind} {}: {}", checked.name, columns(checked));
             if let (Some(plan), Some(network)) = (plan, &network) {
                 let (sources, targets) = (plan.workers_of(checked.sources[0].0), plan.workers_of(checked.target.0));
-                let by_rounds = checked.rounds.is_some();
-                let why = edge.exchange.explain(&EdgeWorkers { sources, targets, network, by_rounds });
+                let rounds = checked.rounds.map(|_| checked.round_unit);
+                let why = edge.exchange.explain(&EdgeWorkers { sources, targets, network, rounds });
                 let _ = why.map_or(Ok(()), |why| write!(text, "; {why}"));
             }
             let _ = writeln!(text);

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidemill_dataflow::exchange::{
     AllReduce, Broadcast, ColumnOp, Direct, EdgeSignature, EdgeWorkers, Exchange, Gather, Join, JoinKind, KeyedGather,
-    KeyedReduce, Partition, Reduce, Reduction, RoundEnd, RoundUnit, Rounds, Sort, SortKey, Union,
+    KeyedReduce, Partition, Reduce, Reduction, RoundEnd, RoundUnit, Rounds, Sort, SortKey, TimeSlices, Union,
 };
 use tidemill_dataflow::flow::Lowering;
 use tidemill_dataflow::overlay::{MESSAGE_BYTES, UnknownOverlay};
@@ -274,8 +274,23 @@ impl NativeExchange {
     }
 
     #[staticmethod]
-    fn keyed_reduce(columns: Vec<String>, reduction: &NativeReduction, buckets: u32) -> Self {
-        of(KeyedReduce::new(columns, reduction.0.clone()).buckets(buckets)).calling(reduction.1.as_ref())
+    #[pyo3(signature = (columns, reduction, buckets, along = None, message_bytes = None, message_rate = None))]
+    fn keyed_reduce(
+        columns: Vec<String>,
+        reduction: &NativeReduction,
+        buckets: u32,
+        along: Option<&str>,
+        message_bytes: Option<u64>,
+        message_rate: Option<u64>,
+    ) -> PyResult<Self> {
+        let reduce = KeyedReduce::new(columns, reduction.0.clone()).buckets(buckets);
+        let reduce = match (along, message_bytes, message_rate) {
+            (Some(along), ..) => reduce.along(overlay(along)?),
+            (None, bytes, Some(per_s)) => reduce.for_rate(bytes.unwrap_or(MESSAGE_BYTES), per_s),
+            (None, Some(bytes), None) => reduce.for_messages(bytes),
+            (None, None, None) => reduce,
+        };
+        Ok(of(reduce).calling(reduction.1.as_ref()))
     }
 
     #[staticmethod]
@@ -309,11 +324,20 @@ impl NativeExchange {
     }
 
     /// The same in rounds; `partial`: without copies that have ended; `rows`: a round is this many rows of each copy
-    /// instead of a message.
-    #[pyo3(signature = (partial, rows=None))]
-    fn by_rounds(&self, partial: bool, rows: Option<NonZeroU64>) -> Self {
+    /// instead of a message; `slices`: a round is a slice of event time, given as the column's number, the start, the
+    /// length, and by how much rows may be out of order, in microseconds.
+    #[pyo3(signature = (partial, rows=None, slices=None))]
+    fn by_rounds(
+        &self,
+        partial: bool,
+        rows: Option<NonZeroU64>,
+        slices: Option<(usize, i64, NonZeroU64, u64)>,
+    ) -> Self {
         let end = if partial { RoundEnd::Partial } else { RoundEnd::Strict };
-        let unit = rows.map_or(RoundUnit::Message, RoundUnit::Rows);
+        let slices = slices.map(|(column, start_us, length_us, out_of_order_us)| {
+            RoundUnit::Time(TimeSlices { column, start_us, length_us, out_of_order_us: Some(out_of_order_us) })
+        });
+        let unit = slices.or(rows.map(RoundUnit::Rows)).unwrap_or_default();
         of(Rounds::new(self.exchange.clone(), end).of(unit)).calling(self.function.as_ref())
     }
 
