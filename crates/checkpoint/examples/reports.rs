@@ -59,7 +59,9 @@ fn main() {
             bundles.extend(merger.add(reports).iter().map(ReportBundle::encode));
         }
         let merged_s = begun.elapsed().as_secs_f64();
-        let decoded = bundles.iter().flat_map(|bytes| ReportBundle::decode(bytes).expect("reports").into_reports());
+        let of_tasks = vec![copies; tasks as usize];
+        let decoded = |bytes: &Vec<u8>| ReportBundle::decode(bytes, &of_tasks).expect("reports").into_reports();
+        let decoded = bundles.iter().flat_map(decoded);
         let together_s = coordinate(copies, tasks, decoded).as_secs_f64();
         let sum = |messages: &[Vec<u8>]| messages.iter().map(Vec::len).sum::<usize>() as f64;
         let what = if keeps { "a part each" } else { "nothing to save" };

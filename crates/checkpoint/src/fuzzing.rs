@@ -5,6 +5,9 @@ use crate::manifest::{CopyReport, Manifest};
 use crate::marks::Barrier;
 use crate::reports::ReportBundle;
 
+/// The number of copies of each task in the job whose reports are decoded.
+const COPIES: [u32; 4] = [7, 1, 200, 3];
+
 /// Decodes the bytes as a manifest, a report, several reports, and a barrier. Panics if a decoded value does not encode
 /// to the same bytes. Returns how many of the four succeeded.
 pub fn checkpoints(bytes: &[u8]) -> usize {
@@ -17,9 +20,12 @@ pub fn checkpoints(bytes: &[u8]) -> usize {
     if let Some(report) = &report {
         assert_eq!(CopyReport::decode(&report.encode()).as_ref(), Ok(report));
     }
-    let bundle = ReportBundle::decode(bytes).ok();
+    let bundle = ReportBundle::decode(bytes, &COPIES).ok();
     if let Some(bundle) = &bundle {
-        assert_eq!(ReportBundle::decode(&bundle.encode()).as_ref(), Ok(bundle));
+        assert_eq!(ReportBundle::decode(&bundle.encode(), &COPIES).as_ref(), Ok(bundle));
+        // Each copy has nothing to save once at most; the others take some bytes each.
+        let most = COPIES.iter().sum::<u32>() as usize + bytes.len() / 16;
+        assert!(bundle.clone().into_reports().take(most + 1).count() <= most);
     }
     let barrier = Barrier::decode(bytes).ok();
     if let Some(barrier) = &barrier {
@@ -49,6 +55,8 @@ mod tests {
     const BARRIER: &str = r#"{"epoch":3,"control":"Stop"}"#;
     const REBALANCE: &str = r#"{"epoch":3,"control":{"Rebalance":{"maps":{
         "s":{"version":2,"owners":[0,1,1,0]},"t":{"version":5,"owners":[1]}}}}}"#;
+    const BUNDLE: &str = r#"{"empty":[{"epoch":3,"task":0,"copies":[[0,2],[5,2]]},{"epoch":3,"task":2,
+        "copies":[[9,190]]}],"others":[{"task":3,"copy":2,"said":{"Full":{"behind":9}}}]}"#;
     const MOVED: &str =
         r#"{"task":1,"copy":2,"said":{"Moved":{"epoch":3,"buckets":4,"bytes":5,"waited":{"secs":0,"nanos":6}}}}"#;
 
@@ -58,8 +66,8 @@ mod tests {
         assert_eq!((checkpoints(REPORT.as_bytes()), checkpoints(BARRIER.as_bytes())), (1, 1));
         assert_eq!((checkpoints(MOVED.as_bytes()), checkpoints(REBALANCE.as_bytes())), (1, 1));
         assert_eq!(checkpoints(REBALANCE.replace("[0,1,1,0]", "[]").as_bytes()), 0, "a map without buckets is refused");
-        let bundle = format!(r#"{{"empty":[{{"epoch":3,"task":0,"copies":[[0,7]]}}],"others":[{REPORT},{MOVED}]}}"#);
-        assert_eq!(checkpoints(bundle.as_bytes()), 1);
+        assert_eq!(checkpoints(BUNDLE.as_bytes()), 1);
+        assert_eq!(checkpoints(BUNDLE.replace("190", "4294967286").as_bytes()), 0, "unknown copies are refused");
         let unknown = BARRIER.replace("Stop", "Go");
         assert_eq!(checkpoints(unknown.as_bytes()), 0, "an unknown control is refused");
     }
@@ -74,9 +82,9 @@ mod tests {
         /// With or without a valid checksum, changed input is refused, or is consistent.
         #[test]
         fn changed_checkpoints_are_refused_or_consistent(
-            which in 0usize..5, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
+            which in 0usize..6, at in any::<prop::sample::Index>(), byte in any::<u8>(), remove in 0usize..9,
         ) {
-            let mut bytes = [MANIFEST, REPORT, BARRIER, REBALANCE, MOVED][which].as_bytes().to_vec();
+            let mut bytes = [MANIFEST, REPORT, BARRIER, REBALANCE, MOVED, BUNDLE][which].as_bytes().to_vec();
             let at = at.index(bytes.len());
             let to = (at + remove).min(bytes.len());
             bytes.splice(at..to, [byte]);

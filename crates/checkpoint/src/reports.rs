@@ -38,16 +38,40 @@ impl ReportBundle {
         serde_json::to_vec(self).expect("reports are made of numbers and texts")
     }
 
-    /// What [`ReportBundle::encode`] made.
+    /// What [`ReportBundle::encode`] made, in a job whose tasks have so many copies each. It is of no more copies than
+    /// there are: some bytes would otherwise become billions of reports.
     ///
     /// # Errors
     /// In words, for anything else.
-    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub fn decode(bytes: &[u8], copies: &[u32]) -> Result<Self, String> {
         let bundle: ReportBundle = serde_json::from_slice(bytes).map_err(|error| format!("no reports: {error}"))?;
-        let mut ranges = bundle.empty.iter().flat_map(|empty| &empty.copies);
-        match ranges.find(|(first, count)| first.checked_add(*count).is_none()) {
-            Some((first, count)) => Err(format!("no reports: {count} copies from {first} on")),
-            None => Ok(bundle),
+        match bundle.check(copies) {
+            Ok(()) => Ok(bundle),
+            Err(reason) => Err(format!("no reports: {reason}")),
+        }
+    }
+
+    /// As a [`ReportMerger`] makes it: tasks and ranges in order, so that no copy is in two of them.
+    fn check(&self, copies: &[u32]) -> Result<(), String> {
+        let of_task = |task: u32| copies.get(task as usize).copied().unwrap_or(0);
+        let mut tasks_from = 0;
+        for EmptyReports { task, copies: ranges, .. } in &self.empty {
+            if *task < tasks_from {
+                return Err(format!("task {task} is there twice, or not in order"));
+            }
+            tasks_from = task.saturating_add(1);
+            let mut copies_from = 0;
+            for &(first, count) in ranges {
+                let end = first.checked_add(count).filter(|&end| end <= of_task(*task));
+                let Some(end) = end.filter(|&end| copies_from <= first && first < end) else {
+                    return Err(format!("{count} copies from {first} on, of {} of task {task}", of_task(*task)));
+                };
+                copies_from = end;
+            }
+        }
+        match self.others.iter().find(|report| report.copy >= of_task(report.task)) {
+            Some(CopyReport { task, copy, .. }) => Err(format!("copy {copy}, of {} of task {task}", of_task(*task))),
+            None => Ok(()),
         }
     }
 
@@ -174,7 +198,7 @@ mod tests {
                 for report in said {
                     sent.push(report.clone());
                     for bundle in children[copy as usize].add([report]) {
-                        let bundle = ReportBundle::decode(&bundle.encode()).unwrap();
+                        let bundle = ReportBundle::decode(&bundle.encode(), &[3, 3]).unwrap();
                         for bundle in inner.add(bundle.into_reports()) {
                             bundles += 1;
                             got.extend(bundle.into_reports());
@@ -209,9 +233,22 @@ mod tests {
         assert_eq!(all + merger.take().map_or(0, |held| held.others.len()), 5000);
     }
 
+    /// A damaged or forged message would have worker 0 list reports until its memory is full.
     #[test]
-    fn ranges_beyond_all_numbers_are_refused() {
-        let text = r#"{"empty":[{"epoch":1,"task":0,"copies":[[4294967295,2]]}],"others":[]}"#;
-        assert!(ReportBundle::decode(text.as_bytes()).unwrap_err().contains("2 copies from 4294967295 on"));
+    fn more_copies_than_there_are_are_refused() {
+        let refused = |empty: &str| {
+            let text = format!(r#"{{"empty":[{empty}],"others":[]}}"#);
+            ReportBundle::decode(text.as_bytes(), &[4, 2]).expect_err(empty)
+        };
+        let of = |task: u32, copies: &str| format!(r#"{{"epoch":1,"task":{task},"copies":[{copies}]}}"#);
+        for copies in ["[0,5]", "[4,1]", "[4294967295,2]", "[1,4294967295]", "[0,0]", "[0,2],[1,1]", "[2,1],[0,1]"] {
+            assert!(refused(&of(0, copies)).contains("of 4 of task 0"), "{copies}");
+        }
+        assert!(refused(&of(2, "[0,1]")).contains("1 copies from 0 on, of 0 of task 2"));
+        assert!(refused(&format!("{0},{0}", of(1, "[0,2]"))).contains("task 1 is there twice"));
+        let stranger = ReportBundle { empty: Vec::new(), others: vec![saved(1, 2, 1, 1)] };
+        assert!(ReportBundle::decode(&stranger.encode(), &[4, 2]).unwrap_err().contains("copy 2, of 2 of task 1"));
+        let whole = format!(r#"{{"empty":[{},{}],"others":[]}}"#, of(0, "[0,1],[1,1],[3,1]"), of(1, "[0,2]"));
+        assert_eq!(ReportBundle::decode(whole.as_bytes(), &[4, 2]).unwrap().into_reports().count(), 5);
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct CheckpointClient {
     events: Option<mpsc::UnboundedSender<CoordinatorInput>>,
     /// On the others: reports on their way to worker 0.
     merger: Mutex<ReportMerger>,
+    /// How many copies each task has.
+    copies: Vec<u32>,
     /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// Manifests that are being written, and the clearing away behind them.
@@ -120,6 +122,7 @@ impl CheckpointClient {
             notifications: EpochNotifications::default(),
             events,
             merger: Mutex::new(ReportMerger::new(copies)),
+            copies: members.iter().map(|member| member.copies).collect(),
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             writing: Mutex::default(),
             made: Mutex::default(),
@@ -142,9 +145,11 @@ impl CheckpointClient {
             (WireKind::Durable, None) => self.notifications.durable(frame.header.rows),
             // The coordinator has ended with the run.
             (WireKind::Saved, Some(events)) => {
-                drop(events.send(CoordinatorInput::Reports(ReportBundle::decode(&frame.body())?)));
+                drop(events.send(CoordinatorInput::Reports(ReportBundle::decode(&frame.body(), &self.copies)?)));
             }
-            (WireKind::Saved, None) => self.pass_up(ReportBundle::decode(&frame.body())?.into_reports()),
+            (WireKind::Saved, None) => {
+                self.pass_up(ReportBundle::decode(&frame.body(), &self.copies)?.into_reports());
+            }
             (kind, _) => return Err(format!("a {kind:?} frame for worker {}", self.links.me)),
         }
         Ok(())

@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use tidemill_collective::{Communicator, PendingAllreduce, ReduceOp};
+use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_dataflow::TaskError;
 
-use super::turns::{Moment, answered};
+use super::turns::{CommConsensus, Consensus, Moment};
 
 /// A copy without new rows checks after this many ticks whether the other copies have enough.
 const QUIET_TICKS_MAX: u32 = 5;
@@ -32,24 +32,32 @@ pub(super) enum RowTurn {
 }
 
 /// One copy's part in the agreement.
-pub(super) struct RowTurns {
-    comm: Communicator,
+pub(super) struct RowTurns<C = CommConsensus> {
+    copies: C,
+    /// This copy's index.
+    place: usize,
     /// The number of rows of a call.
     size: i64,
     /// The number of rows in all calls so far, over all copies.
     called: i64,
     /// What each copy had at the last agreement, minus the rows called since.
     left: Vec<i64>,
-    pending: Option<PendingAllreduce<i64>>,
     /// Ticks since the last agreement.
     quiet_ticks: u32,
 }
 
 impl RowTurns {
-    /// `called` is the number of rows already called when the copy starts.
+    /// For copies with a communicator. `called` is the number of rows already called when the copy starts.
     pub(super) fn new(comm: Communicator, size: i64, called: i64) -> Self {
-        let left = vec![0; comm.size() as usize];
-        RowTurns { comm, size, called: called.max(0), left, pending: None, quiet_ticks: 0 }
+        let (place, copies) = (comm.rank() as usize, comm.size() as usize);
+        RowTurns::among(CommConsensus::new(comm), (place, copies), size, called)
+    }
+}
+
+impl<C: Consensus> RowTurns<C> {
+    /// Of a copy, by its place among so many, that goes on where so many rows have been called.
+    pub(super) fn among(copies: C, (place, of): (usize, usize), size: i64, called: i64) -> Self {
+        RowTurns { copies, place, size, called: called.max(0), left: vec![0; of], quiet_ticks: 0 }
     }
 
     pub(super) fn called(&self) -> i64 {
@@ -78,21 +86,20 @@ impl RowTurns {
                 self.called = of.end;
                 return Ok(RowTurn::Call { of, share });
             }
-            let place = self.comm.rank() as usize;
             let copies = self.left.len();
-            if self.pending.is_none() {
-                let is_due = rows as i64 > self.left[place] || self.quiet_ticks >= QUIET_TICKS_MAX;
+            if !self.copies.is_pending() {
+                let is_due = rows as i64 > self.left[self.place] || self.quiet_ticks >= QUIET_TICKS_MAX;
                 if moment == Moment::Time && !is_due {
                     return Ok(RowTurn::Over);
                 }
                 let mut said = vec![0; copies + 2];
-                said[place] = rows as i64;
+                said[self.place] = rows as i64;
                 said[copies] = i64::from(moment == Moment::Barrier);
                 said[copies + 1] = i64::from(moment == Moment::End);
-                self.pending = Some(self.comm.start_allreduce(said, &ReduceOp::Sum)?);
+                self.copies.propose(said, &ReduceOp::Sum)?;
                 self.quiet_ticks = 0;
             }
-            let Some(mut agreed) = answered(&mut self.pending, moment, waits)? else { return Ok(RowTurn::NotYet) };
+            let Some(mut agreed) = self.copies.outcome(moment, waits)? else { return Ok(RowTurn::NotYet) };
             let [at_barrier, at_end] = [agreed[copies], agreed[copies + 1]];
             agreed.truncate(copies);
             self.left = agreed;
@@ -115,14 +122,13 @@ impl RowTurns {
         if all < self.size {
             return None;
         }
-        let place = self.comm.rank() as usize;
         let (mut before, mut taken, mut own) = (0, 0, 0);
         for (copy, left) in self.left.iter_mut().enumerate() {
             before += *left;
             let until = (i128::from(before) * i128::from(self.size) / i128::from(all)) as i64;
             let share = until - taken;
             (taken, *left) = (until, *left - share);
-            if copy == place {
+            if copy == self.place {
                 own = share as usize;
             }
         }

@@ -76,17 +76,17 @@ impl BspShape {
 
 /// The rows of a pane.
 #[derive(Default)]
-struct PaneRows {
-    count: usize,
+pub(super) struct PaneRows {
+    pub count: usize,
     /// They were in a call.
     called: bool,
 }
 
 /// The windows that contain panes.
-struct PaneWindows<'a> {
-    panes: &'a BTreeMap<Micros, PaneRows>,
+pub(super) struct PaneWindows<'a> {
+    pub panes: &'a BTreeMap<Micros, PaneRows>,
     /// `None`: epochs instead of windows.
-    windows: Option<&'a WindowAssigner>,
+    pub windows: Option<&'a WindowAssigner>,
 }
 
 impl PaneWindows<'_> {

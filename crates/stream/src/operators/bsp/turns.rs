@@ -59,29 +59,93 @@ pub(super) trait WindowEnds {
     fn last_by(&self, time: Micros) -> Micros;
 }
 
-/// One copy's part in the agreement.
-pub(super) struct Turns {
+/// How the copies of a task combine their numbers. All copies propose in the same order.
+pub(super) trait Consensus {
+    /// Proposes this copy's numbers, which are combined with those of all other copies. Then call
+    /// [`outcome`](Consensus::outcome) until there is one.
+    ///
+    /// # Errors
+    /// A failure of the job.
+    fn propose(&mut self, numbers: Vec<i64>, op: &ReduceOp) -> Result<(), TaskError>;
+
+    /// Whether this copy's proposal has no outcome yet.
+    fn is_pending(&self) -> bool;
+
+    /// The combined numbers, once all copies have proposed. At a barrier and at the end, a copy waits for them; otherwise
+    /// it waits briefly if it `waits`.
+    ///
+    /// # Errors
+    /// A failure of the job; different calls on different copies.
+    fn outcome(&mut self, moment: Moment, waits: bool) -> Result<Option<Vec<i64>>, TaskError>;
+}
+
+/// Consensus over the communicator of the copies.
+pub(super) struct CommConsensus {
     comm: Communicator,
+    pending: Option<PendingAllreduce<i64>>,
+}
+
+impl CommConsensus {
+    pub(super) fn new(comm: Communicator) -> Self {
+        CommConsensus { comm, pending: None }
+    }
+}
+
+impl Consensus for CommConsensus {
+    fn propose(&mut self, numbers: Vec<i64>, op: &ReduceOp) -> Result<(), TaskError> {
+        self.pending = Some(self.comm.start_allreduce(numbers, op)?);
+        Ok(())
+    }
+
+    fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    fn outcome(&mut self, moment: Moment, waits: bool) -> Result<Option<Vec<i64>>, TaskError> {
+        let Some(mut pending) = self.pending.take() else { return Ok(None) };
+        let values = match moment {
+            Moment::Barrier | Moment::End => Some(pending.wait()?),
+            Moment::Time => {
+                let values = if waits { pending.wait_briefly()? } else { pending.test()? };
+                if values.is_none() {
+                    self.pending = Some(pending);
+                }
+                values
+            }
+        };
+        Ok(values)
+    }
+}
+
+/// One copy's part in the agreement.
+pub(super) struct Turns<C = CommConsensus> {
+    copies: C,
     /// `None`: epochs instead of windows.
     windows: Option<WindowAssigner>,
     /// The time that this copy's input has reached.
     now: Micros,
     /// All windows that end by then were called, or had no rows on any copy.
     called: Micros,
-    pending: Option<PendingAllreduce<i64>>,
     on_busy: OnBusy,
     /// The copy has not just been busy.
     rested: bool,
 }
 
 impl Turns {
-    /// All windows that end by `called` were already called when the copy starts.
+    /// For copies with a communicator. All windows that end by `called` were already called when the copy starts.
     pub(super) fn new(comm: Communicator, windows: Option<WindowAssigner>, called: Micros, on_busy: OnBusy) -> Self {
-        Turns { comm, windows, now: Micros::MIN, called, pending: None, on_busy, rested: true }
+        Turns::among(CommConsensus::new(comm), windows, called, on_busy)
     }
 
     pub(super) fn comm(&self) -> &Communicator {
-        &self.comm
+        &self.copies.comm
+    }
+}
+
+impl<C: Consensus> Turns<C> {
+    /// Of a copy that goes on where all windows that end by `called` have been called.
+    pub(super) fn among(copies: C, windows: Option<WindowAssigner>, called: Micros, on_busy: OnBusy) -> Self {
+        Turns { copies, windows, now: Micros::MIN, called, on_busy, rested: true }
     }
 
     pub(super) fn windows(&self) -> Option<&WindowAssigner> {
@@ -99,7 +163,7 @@ impl Turns {
 
     /// Whether other copies have yet to answer.
     pub(super) fn is_pending(&self) -> bool {
-        self.pending.is_some()
+        self.copies.is_pending()
     }
 
     /// The copy's input has reached a time.
@@ -125,14 +189,14 @@ impl Turns {
     /// A failure of the job; different calls on different copies.
     pub(super) fn next(&mut self, moment: Moment, ends: &impl WindowEnds, waits: bool) -> Result<Turn, TaskError> {
         loop {
-            if self.pending.is_none() {
+            if !self.copies.is_pending() {
                 if moment == Moment::Time && !self.is_due() {
                     return Ok(Turn::Over);
                 }
                 let at_barrier = i64::from(moment == Moment::Barrier);
                 let first = ends.first_after(self.called);
                 let said = vec![self.now, first, at_barrier, -at_barrier, i64::from(self.rested)];
-                self.pending = Some(self.comm.start_allreduce(said, &ReduceOp::Min)?);
+                self.copies.propose(said, &ReduceOp::Min)?;
             }
             let Some(agreed) = self.agreed(moment, waits)? else { return Ok(Turn::NotYet) };
             if agreed.next <= agreed.now && agreed.next < Micros::MAX {
@@ -157,8 +221,9 @@ impl Turns {
             OnBusy::Wait => (false, agreed.next),
             OnBusy::Drop if agreed.all_rested => (false, agreed.next),
             OnBusy::Drop | OnBusy::Latest => {
-                let mut last = [0];
-                self.comm.allreduce(&[ends.last_by(agreed.now)], &mut last, &ReduceOp::Max)?;
+                self.copies.propose(vec![ends.last_by(agreed.now)], &ReduceOp::Max)?;
+                // All are here: nobody waits long.
+                let last = self.copies.outcome(Moment::Barrier, true)?.ok_or("copies have not answered")?;
                 (self.on_busy == OnBusy::Drop, last[0])
             }
         };
@@ -176,33 +241,13 @@ impl Turns {
 
     /// The agreement, once all copies have answered.
     fn agreed(&mut self, moment: Moment, waits: bool) -> Result<Option<Agreement>, TaskError> {
-        let Some(values) = answered(&mut self.pending, moment, waits)? else { return Ok(None) };
+        let Some(values) = self.copies.outcome(moment, waits)? else { return Ok(None) };
         let [now, next, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
             return Err("copies have agreed on something else".into());
         };
         let (all_at_barrier, any_at_barrier) = (all_at_barrier == 1, any_at_barrier == -1);
         Ok(Some(Agreement { now, next, all_at_barrier, any_at_barrier, all_rested: all_rested == 1 }))
     }
-}
-
-/// The combined answers, once all copies have answered. At a barrier and at the end, a copy waits for them.
-pub(super) fn answered(
-    said: &mut Option<PendingAllreduce<i64>>,
-    moment: Moment,
-    waits: bool,
-) -> Result<Option<Vec<i64>>, TaskError> {
-    let Some(mut pending) = said.take() else { return Ok(None) };
-    let values = match moment {
-        Moment::Barrier | Moment::End => Some(pending.wait()?),
-        Moment::Time => {
-            let values = if waits { pending.wait_briefly()? } else { pending.test()? };
-            if values.is_none() {
-                *said = Some(pending);
-            }
-            values
-        }
-    };
-    Ok(values)
 }
 
 #[cfg(test)]
