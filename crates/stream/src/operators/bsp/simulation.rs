@@ -4,8 +4,8 @@
 //! [`BspTask`](super::task::BspTask) does, what they hear of each other, and a sink that shows what is durable.
 //!
 //! The story may have barriers at any time, of which some are given up for the next one; and crashes at any step, also
-//! in the middle of a call, with other numbers of copies afterwards, among which rows that wait are dealt anew and states
-//! are merged and split.
+//! in the middle of a call, with other numbers of copies afterwards, among which rows that wait are dealt anew and
+//! states are merged and split. Barriers overtake no rows, no bucket moves, and no window is left out.
 //!
 //! Invariants: copies say the same things in the same order; all of them are in the same epoch when they enter a call,
 //! and it is for the same window; each row is in each of its windows once, in that order; states are those of the calls
@@ -61,8 +61,6 @@ enum Calls {
     Rows(i64),
     Epochs,
 }
-
-// --- what copies hear of each other -----------------------------------------------------------------------------------
 
 struct Said {
     op: ReduceOp,
@@ -137,8 +135,6 @@ impl Consensus for SimulatedConsensus {
         Ok(Some(all.said[*spoken - 1].numbers.clone()))
     }
 }
-
-// --- copies -----------------------------------------------------------------------------------------------------------
 
 #[derive(Clone)]
 enum Packet {
@@ -409,8 +405,6 @@ impl SimulatedBsp {
     }
 }
 
-// --- the job ----------------------------------------------------------------------------------------------------------
-
 /// What a checkpoint has.
 #[derive(Clone)]
 struct SavedJob {
@@ -501,8 +495,7 @@ impl Story {
             Calls::Epochs => {}
         }
         let (mut rows, mut sum): (Vec<i64>, i64) = (found.values().flatten().copied().collect(), 0);
-        let totals: Vec<(CallId, i64)> =
-            results.iter().filter_map(|result| Some((result.of, result.total?))).collect();
+        let totals: Vec<(CallId, i64)> = results.iter().filter_map(|result| Some((result.of, result.total?))).collect();
         let expected: Vec<(CallId, i64)> = found
             .iter()
             .map(|(of, rows)| {
@@ -605,7 +598,8 @@ impl<'a> Run<'a> {
         self.copies[copy_of(row, copies)].input.lanes[at].push_back(Packet::Row(row));
         self.places[split] += 1;
         // Of a split that has been read out nothing comes any more.
-        let last = |&split: &usize| self.places[split].checked_sub(1).map_or(Micros::MIN, |n| self.story.splits[split][n].0);
+        let last =
+            |&split: &usize| self.places[split].checked_sub(1).map_or(Micros::MIN, |n| self.story.splits[split][n].0);
         let time = left.iter().map(last).min().unwrap_or(Micros::MIN);
         if time > self.sources[at].time {
             self.sources[at].time = time;
@@ -705,8 +699,8 @@ impl Told {
     }
 }
 
-/// A call that copies enter in different epochs or for different windows, a row that is lost or comes twice, a state that
-/// is of other calls, or copies that wait for each other without end.
+/// A call that copies enter in different epochs or for different windows, a row that is lost or comes twice, a state
+/// that is of other calls, or copies that wait for each other without end.
 #[test]
 fn calls_go_on_across_failures() {
     let seeds = match std::env::var("SIMULATION_SEED") {
