@@ -15,6 +15,9 @@
 //! checkpoint; each key's rows are visible once and in order; a copy gets only rows of its own buckets, and has their
 //! state; every request to move buckets gets an answer. And when faults stop, the job ends.
 //!
+//! [`rounds`] tells the stories of exchanges by rounds; those of `bsp`, whose copies agree on calls, are in
+//! `tidemill-stream`. A job with a loop makes no checkpoints.
+//!
 //! `SIMULATION_SEED=17 cargo test -p tidemill-dataflow simulation` tells the story of seed 17.
 
 mod copies;

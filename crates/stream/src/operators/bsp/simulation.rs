@@ -11,7 +11,7 @@
 //! and it is for the same window; each row is in each of its windows once, in that order; states are those of the calls
 //! before. And when faults stop, the job ends.
 //!
-//! `SIMULATION_SEED=17 cargo test -p tidemill-stream bsp::simulation` tells the story of seed 17.
+//! `SIMULATION_SEED=17 cargo test -p tidemill-stream bsp::simulation` tries the story of seed 17 alone.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
