@@ -34,6 +34,8 @@ def test_what_links_allow() -> None:
     # Paced rows can all be consumed, if need be by the workers that have read them.
     assert control.possible("shuffle", twenty, setting) == pytest.approx(0.9 * 64 / 7 * 2e6)
     assert control.possible("cpu", free, setting) is None
+    # A drained host goes on to read.
+    assert control.possible("drain", control.phases("drain", setting, 0)[1], setting) == pytest.approx(8 * 2e6)
 
 
 def test_draws_are_the_same_for_both_and_within_the_links() -> None:
@@ -50,8 +52,12 @@ def results() -> dict[str, Any]:
     given = [dataclasses.asdict(phase) for phase in control.phases("keyed", setting, 0)]
     rates = {"off": [8e6] * 10 + [3e6] * 10 + [1.5e6] * 10 + [8e6] * 10}
     rates["on"] = [8e6] * 10 + [3e6] * 2 + [5.5e6] * 8 + [4.4e6] * 10 + [8e6] * 10
+    told = {"off": {"said": ["moved 3 buckets"], "late": 2}, "on": {"said": [], "late": 0}}
+    counts = {"off": {"rows": 100, "taken": 100}, "on": {"rows": 100, "taken": 99}}
     runs = [
         {"mode": mode, "seed": 0, "phases": given, "changes_s": [0, 10, 20, 30], "rates": of, "cpu": [1.0] * 40}
+        | told[mode]
+        | counts[mode]
         for mode, of in rates.items()
     ]
     cases = {"keyed": runs, "shuffle": []}
@@ -69,7 +75,10 @@ def test_phases_are_judged_beside_what_was_possible(monkeypatch: pytest.MonkeyPa
     assert "| free, seed 0 | 8.0 | 8.0 | 100% | 8.0 | 100% | 1.00 | 0 s | 50% | 50% |" in lines
     assert "| 40%, seed 0 | 5.6 | 3.0 | 54% | 5.5 | 98% | 1.83 | 2 s | 50% | 50% |" in lines
     assert "| 20%, seed 0 | 4.8 | 1.5 | 31% | 4.4 | 92% | 2.93 | 0 s | 50% | 50% |" in lines
-    assert "- Goal: 1.5 times static while something is slow; median of phases and seeds: 2.38." in lines
+    assert "- Goal: 1.5 times static between the first phase and the last; median of phases and seeds: 2.38." in lines
+    assert "- static, seed 0: moved 3 buckets." in lines
+    assert "- static, seed 0: 2 of 100 rows came too late for their windows." in lines
+    assert "- adaptive, seed 0: 100 rows were read, and 99 taken." in lines
     assert "| 10 s, 40% | 3.0 | 50% | 3.0 | 50% |" in lines and "| 12 s, 40% | 3.0 | 50% | 5.5 | 50% |" in lines
     assert {"No result.", "- left out, cpu: no rights", "- x: lost"} <= set(lines)
 
