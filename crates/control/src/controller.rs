@@ -187,11 +187,6 @@ impl Controller {
         self.mode
     }
 
-    /// Has it do something else from now on; what is under way is finished.
-    pub fn set_mode(&mut self, mode: Mode) {
-        self.mode = mode;
-    }
-
     /// What it knows of the job.
     pub fn observer(&self) -> &Observer {
         &self.observer

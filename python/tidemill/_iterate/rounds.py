@@ -130,10 +130,6 @@ def _named(kind: Any) -> str:
     return "a dict of messages" if kind is None else f"an array of shape {kind[0]} and type {kind[1]}"
 
 
-def _always(before: Any, after: Any) -> bool:
-    return True
-
-
 def _never(before: Any, after: Any) -> bool:
     return False
 

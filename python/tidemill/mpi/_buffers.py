@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill._errors import UnsupportedError, fail
+from tidemill._errors import UnsupportedError
 from tidemill.mpi._datatype import Datatype, Layout, by_code, predefined
 from tidemill.mpi._lazy import np
 
@@ -481,9 +481,3 @@ def apply_user_function(
         datatype = _BY_ELEMENT.get(element)
     a, b = buffer.fromaddress(left, nbytes, readonly=True), buffer.fromaddress(right, nbytes)
     function(a, b, datatype)
-
-
-def check_predefined(op: Any, datatype: Datatype) -> None:
-    """Raise if an operation does not support a derived datatype."""
-    if op.is_predefined and not datatype.is_predefined:
-        raise fail("ERR_OP", "predefined operations need predefined datatypes")

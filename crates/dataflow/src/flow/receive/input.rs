@@ -252,30 +252,6 @@ impl Input {
         })?
     }
 
-    /// The next item of one stream, in that stream's order; `None` when it has ended. For merges: other streams wait at
-    /// their senders meanwhile. An input read like this is not read by [`Input::recv`] later.
-    ///
-    /// # Errors
-    /// As [`Input::recv`].
-    pub async fn recv_stream(&mut self, stream: u32) -> Result<Option<StreamElement>, DataflowError> {
-        poll_fn(|context| {
-            loop {
-                if self.streams[stream as usize].over {
-                    return Poll::Ready(Ok(None));
-                }
-                let Poll::Ready((_, packet)) = self.inlet.poll_take(Some(stream), context) else {
-                    return Poll::Pending;
-                };
-                match self.unpack(stream, packet)? {
-                    Some(StreamElement::Mark(mark)) => self.streams[stream as usize].refuse(&mark)?,
-                    Some(item) => return Poll::Ready(Ok(Some(item))),
-                    None => {}
-                }
-            }
-        })
-        .await
-    }
-
     /// Whether [`Input::recv`] would wait.
     pub fn is_idle(&self) -> bool {
         self.open > 0 && !self.has_ahead() && self.inlet.is_empty()
