@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidemill._streaming.bsp import BspContext
     from tidemill.dataset import DataSet
     from tidemill.dataset._expr import IntoExpr
+    from tidemill.networks._network import Network
 
 __all__ = ["LiveValues", "MissingLinksWarning", "follow"]
 
@@ -40,6 +41,7 @@ def follow(
     target: str = "target",
     *,
     op: str | None = None,
+    start: Network | None = None,
     every: Duration | None = None,
     on: IntoExpr | None = None,
     measures: Iterable[Measure] = ("degrees", "components", "pagerank"),
@@ -70,6 +72,9 @@ def follow(
     op : str, optional
         Column that says what happens: the string ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
         ``"delete"``), or an integer, by which the number of such links changes. By default all links come.
+    start : Network, optional
+        A network that is there already, the same on every worker: its links come with the first window. Its ids are like
+        those of `links`; nodes without links are not followed. A job that goes on from a checkpoint has it in there.
     every : str, number of seconds or timedelta, optional
         Length of a window in event time, for example ``"1s"``; windows without any rows are left out. By default a
         window has the rows from one checkpoint to the next, and the last one those up to the stream's end. The order of
@@ -173,9 +178,11 @@ def follow(
             "follow: every= is a length of event time, and on= is the column that has it; pass both, or neither"
         )
     is_text, signed = _checked(links.schema, source, target, op)
+    if start is not None:
+        _check_start(start, is_text, directed)
     rules = Rules(directed, duplicates == "keep", "components" in wanted, "pagerank" in wanted, alpha, tol, is_text)
     step = _Step(
-        rules, (source, target, op, signed), (self_loops, missing), (normalized, changed_only, min_change), root
+        rules, (source, target, op, signed), (self_loops, missing), (normalized, changed_only, min_change), root, start
     )
     id_type = "string" if is_text else "int64"
     schema = {"round": "int64", "end": "timestamp[us]", "node": id_type}
@@ -216,6 +223,18 @@ def _checked(schema: dict[str, str], source: str, target: str, op: str | None) -
     return ends[0] == "text", op is not None and kind(op) == "int"
 
 
+def _check_start(start: Network, is_text: bool, directed: bool) -> None:
+    if start.directed != directed:
+        raise DataSetError(
+            f"follow: the network to start from is {'' if start.directed else 'un'}directed: pass directed={start.directed}"
+        )
+    texts = [isinstance(one, str) for one in start.ids.tolist()] if start.ids.dtype.kind not in "iu" else [False]
+    if set(texts) != {is_text}:
+        raise DataSetError(
+            f"follow: the links' ids are {'strings' if is_text else 'integers'}, and those of the network to start from are not"
+        )
+
+
 class _Step:
     """The function of `DataSet.bsp`; a copy's state is its `Share`."""
 
@@ -228,12 +247,15 @@ class _Step:
         refused: tuple[str, str],
         told: tuple[bool, bool, float],
         root: int | None,
+        start: Network | None,
     ) -> None:
+        self._start = start
         self._rules, self._columns, self._refused, self._root = rules, columns, refused, root
         self._normalized, self._changed_only, self._min_change = told
 
     def __call__(self, comm: mpi.Intracomm, rows: Table, context: BspContext) -> Table | None:
-        if context.state is None:
+        is_first = context.state is None
+        if is_first:
             context.state = Share(self._rules, context.copy, context.copies)
         share: Share = context.state
         if share.rules != self._rules:
@@ -241,7 +263,11 @@ class _Step:
                 f"the checkpoint is of a network that was followed by other rules, {share.rules}, than {self._rules}"
             )
         number = share.round
-        done = share.apply(comm, *halves(*self._taken(rows), self._rules.directed))
+        changes = self._taken(rows)
+        if is_first and self._start is not None:
+            begun = self._begun(self._start, context.copy, context.copies)
+            changes = tuple(map(np.concatenate, zip(begun, changes, strict=True)))  # type: ignore[assignment]
+        done = share.apply(comm, *halves(*changes, self._rules.directed))
         if done.missing:
             self._lacking(comm, done)
         made = self._told(share, done)
@@ -275,6 +301,20 @@ class _Step:
                 at = int((~(added | removed)).argmax())
                 raise DataSetError(f"column {op!r} has {values[at]!r}, and it says 'add' or 'remove'")
             changes = np.where(removed, -1, 1)
+        return self._without_loops(sources, targets, changes)
+
+    def _begun(self, network: Network, copy: int, copies: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """Return this copy's share of the links to start from, as of `_taken`."""
+        sources, targets = network.sources, network.targets
+        # The rows of an undirected network have each link in both directions.
+        kept = np.arange(len(targets)) if network.directed else np.flatnonzero(sources <= targets)
+        kept = kept[copy::copies]
+        ids = network.ids.astype(object if self._rules.is_text else np.int64)
+        return self._without_loops(ids[sources[kept]], ids[targets[kept]], np.ones(len(kept), np.int64))
+
+    def _without_loops(
+        self, sources: NDArray[Any], targets: NDArray[Any], changes: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         if self._refused[0] != "keep" and (loops := sources == targets).any():
             if self._refused[0] == "raise":
                 node = sources[loops].tolist()[0]

@@ -95,6 +95,25 @@ def check(found: list[Row], after: list[list[Link]], directed: bool, duplicates:
                 assert row["degree"] == graph.degree(node)
 
 
+@pytest.mark.parametrize(
+    ("copies", "directed", "duplicates"), [(1, False, "keep"), (3, True, "first"), (3, False, "keep")]
+)
+def test_it_starts_from_a_network(copies: int, directed: bool, duplicates: str) -> None:
+    """As if its links had come in the first window: it ends where the whole history does."""
+    text = duplicates == "first"
+    rows, after = history(copies, directed, text)
+    ends = tuple(zip(*after[3], strict=True))
+    begun = tm.networks.read(ends, directed=directed, duplicates="keep", self_loops="keep")
+    late = [row for row in rows if row["s"] > 3]
+    options = {"directed": directed, "duplicates": duplicates, "parallelism": copies}
+    check(written(followed(late, start=begun, **options)), after[4:], directed, duplicates)
+    wrong = tm.networks.read(([1] if text else ["a"], [2] if text else ["b"]), directed=directed)
+    with pytest.raises(tm.DataSetError, match="ids are"):
+        followed(late, start=wrong, directed=directed)
+    with pytest.raises(tm.DataSetError, match="pass directed="):
+        followed(late, start=begun, directed=not directed)
+
+
 @pytest.mark.parametrize("duplicates", ["keep", "first"])
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
 @pytest.mark.parametrize("copies", [1, 3])
