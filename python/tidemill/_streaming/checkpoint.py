@@ -21,7 +21,7 @@ __all__ = ["Checkpoint", "as_checkpoint"]
 class Checkpoint:
     """Location and options of a stream's checkpoints, for ``checkpoint=`` of `DataSet.write_stream`.
 
-    A path alone stands for ``Checkpoint(path)``.
+    A path alone stands for ``Checkpoint(path)``. `tidemill.iterate` takes it, too, with a folder, `interval` and `keep`.
 
     Parameters
     ----------
