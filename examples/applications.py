@@ -1,8 +1,9 @@
 """A graph of applications: a stream, a query, and a solver, each on workers of its own, in one job.
 
 tidemill run -n 3 examples/applications.py
-Worker 0 counts a stream of clicks by window, worker 1 averages a table of prices by product, and all three fit a model of
-both. Rows go from program to program in memory, and each runs as soon as it has what it needs.
+A stream counts clicks by window, a query averages a table of prices by product, and a solver fits a model of both. The
+placement gives the first two, which run at the same time, workers of their own, and the third, which needs what they find,
+the workers of both. Rows go from program to program in memory, and each runs as soon as it has what it needs.
 """
 
 from datetime import datetime, timedelta
@@ -29,7 +30,9 @@ def prices(out, context):
     numbers = np.arange(10_000)
     with tm.group(context.comm):
         table = tm.from_dict({"product": numbers % PRODUCTS, "price": 5 + numbers % PRODUCTS + numbers % 7})
-        out.send(table.group_by("product").agg(price=tm.col("price").mean()).collect())
+        averages = table.group_by("product").agg(price=tm.col("price").mean()).collect()
+    if context.copy == 0:
+        out.send(averages)
 
 
 def fit(counts, averages, context):
@@ -50,15 +53,14 @@ def fit(counts, averages, context):
 
 
 graph = tm.Graph("applications")
-stream = graph.source("clicks", clicks, schema={"product": "int64", "clicks": "int64"}, parallelism=1, comm=True)
-query = graph.source("prices", prices, schema={"product": "int64", "price": "float64"}, parallelism=1, comm=True)
+stream = graph.source("clicks", clicks, schema={"product": "int64", "clicks": "int64"}, comm=True)
+query = graph.source("prices", prices, schema={"product": "int64", "price": "float64"}, comm=True, cores=2)
 model = graph.sink("model", fit, inputs=["counts", "averages"], comm=True)
 graph.connect(stream, model["counts"], tm.exchange.broadcast())
 graph.connect(query, model["averages"], tm.exchange.broadcast())
 
 job = tm.init()
-places = {"clicks": [0], "prices": [1 % job.size], "model": list(range(job.size))}
-result = graph.run(placement=places)
+result = graph.run(placement="applications")
 if job.rank == 0:
-    print(graph.explain(placement=places), end="")
+    print(graph.explain(placement="applications"), end="")
     print("clicks = {} - {} * price".format(*np.abs(result["model"][0])))

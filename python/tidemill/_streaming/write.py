@@ -15,11 +15,11 @@ from tidemill._streaming import metrics as _metrics
 from tidemill._streaming import scale as _scale
 from tidemill._streaming import status as _status
 from tidemill._streaming.check import look_at_sinks
-from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
 from tidemill._streaming.controller import Controller, ControllerMode, as_controller
 from tidemill._streaming.running import Running
 from tidemill._streaming.sinks import Guarantee, native_sink, sink_name
 from tidemill._tables import workers as _workers
+from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
 from tidemill._tables.engine import copies, engine
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.report import RowReport, remember

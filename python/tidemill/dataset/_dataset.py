@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import pyarrow
 
     from tidemill._streaming.bsp import Merge, Split
-    from tidemill._streaming.checkpoint import Checkpoint
     from tidemill._streaming.controller import Controller
     from tidemill._streaming.running import Running
     from tidemill._streaming.sinks import AnySink, LateOutput
+    from tidemill._tables.checkpoint import Checkpoint
     from tidemill._tables.places import StorageOptions
     from tidemill.dataset._database import Connection
     from tidemill.dataset._lookup import Source

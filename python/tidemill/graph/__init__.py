@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from tidemill.graph import exchange
+from tidemill.graph._applications import Applications
 from tidemill.graph._errors import Cancelled, GraphError
 from tidemill.graph._graph import Graph, Port, Task
 from tidemill.graph._makespan import Makespan, Move
@@ -24,6 +25,7 @@ from tidemill.graph._task import Context, Input, Output
 from tidemill.graph.exchange import Exchange
 
 __all__ = [
+    "Applications",
     "Cancelled",
     "Context",
     "EdgeReport",

@@ -13,14 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tidemill._callback import check_outside, is_task
 from tidemill._collective_errors import fail_together
 from tidemill._job import Job, current_group, init
+from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
 from tidemill._tables.engine import bytes_of, engine, memory_budget
-from tidemill._tidemill import GraphRunner, NativeExchange, NativeGraph
+from tidemill._tidemill import GraphRunner, NativeCopy, NativeExchange, NativeGraph, NativeStreamCopy
+from tidemill.graph._applications import Applications
+from tidemill.graph._checkpoint import check_streaming, has_rounds
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import PortType
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked
@@ -71,7 +75,9 @@ class Task:
         inputs: list[str],
         outputs: dict[str, PortType],
         run: TaskRun,
+        start: Callable[[NativeCopy | NativeStreamCopy], None],
         each: bool,
+        retries: int,
     ) -> None:
         self.name = info.name
         self.inputs = inputs
@@ -80,7 +86,9 @@ class Task:
         self._index = index
         self._info = info
         self._run = run
+        self._start = start
         self._each = each
+        self._retries = retries
 
     @property
     def outputs(self) -> list[str]:
@@ -216,7 +224,8 @@ class Graph:
             before the graph runs.
         each : bool, default=False
             Call the function for every message, ``function(message, out, context)``, instead of once in every copy. The
-            task then has one input port, and return values are dropped.
+            task then has one input port, and return values are dropped: the `Result` has what is in `Context.state` at
+            the end.
         retries : int, default=0
             As in `source`; with `each`, how often to call the function again with a message for which it raised an
             exception. Its output is then sent only after it has returned, so failed calls send nothing.
@@ -391,12 +400,13 @@ class Graph:
         GraphError
             If the graph has errors, all of which are named, or the placement is impossible.
         """
-        return dict(self._planned(init(), placement))
+        return dict(self._planned(init(), placement)[1])
 
     def explain(self, format: str = "text", placement: Placement = "round_robin") -> str:
         """Return the graph and its placement. Any worker may call it.
 
-        The text also says along which tree of workers each broadcast and reduction goes, and whether that was chosen.
+        The text also says along which tree of workers each broadcast and reduction goes, and whether that was chosen. Of
+        tasks with ``comm=True`` it says whose workers they share, if there are several.
 
         Parameters
         ----------
@@ -412,23 +422,35 @@ class Graph:
         """
         job = init()
         try:
-            return self._native.explain(format, _known_workers(job), self._planned(job, placement), job.comm)
+            native, planned = self._planned(job, placement)
+            return native.explain(format, _known_workers(job), planned, job.comm)
         except ValueError as error:
             raise GraphError(str(error)) from None
 
-    def run(self, *, placement: Placement = "round_robin", share: bool = True) -> Result:
+    def run(
+        self,
+        *,
+        placement: Placement = "round_robin",
+        share: bool = True,
+        checkpoint: Checkpoint | str | Path | None = None,
+    ) -> Result:
         """Run the graph to its end. Collective: every worker calls it with the same graph and placement.
 
         Parameters
         ----------
         placement : str, mapping or callable, default="round_robin"
             ``"round_robin"``: copies are assigned to workers in turn; ``"first_fit"``: to the first worker with enough
-            free cores and memory; ``"locality"``: to the hosts of their data, or close to them. You can also pass a
-            plan as returned by `plan`, or a function ``placement(tasks, workers)`` that computes a plan from lists of
+            free cores and memory; ``"locality"``: to the hosts of their data, or close to them; ``"applications"``: tasks
+            with ``comm=True`` get groups of workers, see `tidemill.graph.Applications`. You can also pass a plan as
+            returned by `plan`, or a function ``placement(tasks, workers)`` that computes a plan from lists of
             `TaskInfo` and `WorkerInfo`, the same on every worker.
         share : bool, default=True
             Whether every worker gets the return values of all copies (which must support pickle), or only those of its
             own.
+        checkpoint : tidemill.stream.Checkpoint, str or Path, optional
+            Save the positions of sources (`Context.position`) and what other functions keep (`Context.state`) in this
+            folder while the graph runs, and go on from the last checkpoint there. All tasks but sources have
+            ``each=True``.
 
         Returns
         -------
@@ -438,7 +460,8 @@ class Graph:
         ------
         GraphError
             If the graph has errors, before anything runs; or if a task fails, with its traceback, copy and worker. The
-            same on every worker. The graph can run again.
+            same on every worker. The graph can run again. Also if a task cannot take part in checkpoints, or the graph
+            cannot go on from the one that is there.
         WorkerLost, PeerFailed
             If a worker ends during the run.
         """
@@ -453,16 +476,22 @@ class Graph:
         if not self._running.acquire(blocking=current_group() is None):
             raise GraphError(f"graph {self.name!r} runs already; build another one for each run at the same time")
         try:
-            return self._run(job, placement, share)
+            return self._run(job, placement, share, as_checkpoint(checkpoint))
         finally:
             self._running.release()
 
-    def _run(self, job: Job, placement: Placement, share: bool) -> Result:
+    def _run(self, job: Job, placement: Placement, share: bool, checkpoint: Checkpoint | None) -> Result:
         with job._running:
-            self._agree(job, lambda: self._check(job))
+            self._agree(job, lambda: self._check(job, placement, checkpoint is not None))
             runner = _runner(job)
-            planned = self._agree(job, lambda: self._planned(job, placement))
-            values, report = runner.run(self._native, planned)
+            native, planned = self._agree(job, lambda: self._planned(job, placement))
+            settings = None
+            if checkpoint is not None:
+                native = native.streaming(
+                    [(task._start, has_rounds(task, self._tasks, self._edges)) for task in self._tasks]
+                )
+                settings = checkpoint._native(at_most_once=False, drop_state=[]), engine()
+            values, report = runner.run(native, planned, settings)
             seconds = {task.name: task._run.seconds for task in self._tasks}
             own = _Outcome(values, seconds, self._sent(report["edges"]))
             outcome = _shared(job, own) if share else own
@@ -513,11 +542,14 @@ class Graph:
         edge = Edge(tuple((port.task._index, port.name) for port in sources), (end.task._index, end.name), name)
         return edge, end, exchange, natives[0]
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: Job, placement: Placement, saves: bool) -> None:
+        if saves:
+            check_streaming(self._tasks, self._edges)
         has_loops = any(edge.feedback for edge in self._edges)
         if has_loops:
             check_loops(self._edges, len(self._tasks))
-        self._native.check(job.size)
+        if not _sizes_programs(placement):
+            self._native.check(job.size)
         for task in self._tasks:
             task._run.group, task._run.depth, task._run.seconds = current_group(), depth.value, {}
             task._run.loops = joined(self._edges, task._index) if has_loops else {}
@@ -554,16 +586,11 @@ class Graph:
                 raise GraphError(f"task {name!r}, input port {port!r}: {error}", name) from None
         _check_function(name, function, [*(["message"] if each else inputs), *outputs])
         run = TaskRun()
+        kinds = [(port, kind.kind) for port, kind in outputs.items()]
+        start = starter(function, list(inputs), kinds, run, each=each, retries=retries)
         index = self._native.add(
             name,
-            starter(
-                function,
-                list(inputs),
-                [(port, kind.kind) for port, kind in outputs.items()],
-                run,
-                each=each,
-                retries=retries,
-            ),
+            start,
             list(takes.items()),
             [(port, kind.schema) for port, kind in outputs.items()],
             copies=copies,
@@ -573,8 +600,8 @@ class Graph:
             data_hosts=hosts,
             comm=comm,
         )
-        info = TaskInfo(name, copies or per, copies is None, needed, memory_bytes, hosts)
-        self._tasks.append(Task(self, index, info, list(inputs), outputs, run, each))
+        info = TaskInfo(name, copies or per, copies is None, needed, memory_bytes, hosts, comm)
+        self._tasks.append(Task(self, index, info, list(inputs), outputs, run, start, each, retries))
         return self._tasks[-1]
 
     def _port(self, what: str, given: Task | Port, side: str) -> Port:
@@ -596,22 +623,35 @@ class Graph:
             raise GraphError(f"task {task.name!r} {has}", task.name)
         return Port(task, ports[0])
 
-    def _planned(self, job: Job, placement: Placement) -> list[tuple[str, list[int]]]:
+    def _planned(self, job: Job, placement: Placement) -> tuple[NativeGraph, list[tuple[str, list[int]]]]:
+        """Return the graph with the copies that a placement gives it, and their workers."""
         workers = _known_workers(job)
-        if not isinstance(placement, str):
-            tasks = [_of_job(task._info, job.size) for task in self._tasks]
-            if not isinstance(placement, Mapping):
-                if not callable(placement):
-                    raise GraphError(
-                        f"placement={placement!r} must be a placement name, a plan, or a function returning a plan"
-                    )
-                infos = [WorkerInfo(rank, *worker) for rank, worker in enumerate(workers)]
-                placement = placement(tasks, infos)
-            return self._native.plan(checked(placement, tasks, job.size), workers)
-        try:
-            return self._native.plan(placement, workers)
-        except ValueError as error:
-            raise GraphError(str(error)) from None
+        if _sizes_programs(placement) and isinstance(placement, str):
+            placement = Applications()
+        if isinstance(placement, str):
+            try:
+                return self._native, self._native.plan(placement, workers)
+            except ValueError as error:
+                raise GraphError(str(error)) from None
+        tasks = [replace(_of_job(task._info, job.size), sources=self._sources(task)) for task in self._tasks]
+        if not isinstance(placement, Mapping):
+            if not callable(placement):
+                raise GraphError(
+                    f"placement={placement!r} must be a placement name, a plan, or a function returning a plan"
+                )
+            infos = [WorkerInfo(rank, *worker) for rank, worker in enumerate(workers)]
+            placement = placement(tasks, infos)
+        plan = checked(placement, tasks, job.size)
+        sizes = [(at, len(chosen)) for at, (task, (_, chosen)) in enumerate(zip(tasks, plan, strict=True)) if chosen]
+        changed = [
+            (at, size) for at, size in sizes if tasks[at].program and tasks[at].per_worker and size < tasks[at].copies
+        ]
+        native = self._native.resized(changed) if changed else self._native
+        return native, native.plan(plan, workers)
+
+    def _sources(self, task: Task) -> tuple[str, ...]:
+        edges = [edge for edge in self._edges if edge.target[0] == task._index and not edge.feedback]
+        return tuple(dict.fromkeys(self._tasks[source].name for edge in edges for source, _ in edge.sources))
 
     def _agree(self, job: Job, make: Callable[[], Any]) -> Any:
         """Return this worker's result if all succeed; otherwise all raise."""
@@ -648,8 +688,12 @@ def _known_workers(job: Job) -> list[tuple[str, float, int, str | None]]:
 
 
 def _of_job(info: TaskInfo, workers: int) -> TaskInfo:
-    copies = info.copies * workers if info.per_worker else info.copies
-    return TaskInfo(info.name, copies, info.per_worker, info.cores, info.memory_bytes, info.locations)
+    return replace(info, copies=info.copies * workers if info.per_worker else info.copies)
+
+
+def _sizes_programs(placement: Placement) -> bool:
+    """Return whether a placement chooses how many copies programs have."""
+    return placement == "applications" or isinstance(placement, Applications)
 
 
 def _copies(what: str, given: Any) -> int:

@@ -23,13 +23,18 @@ class TaskInfo:
     name : str
     copies : int
     per_worker : bool
-        Whether its copies are on every worker: copy ``i`` on worker ``i % workers``. A placement omits such tasks.
+        Whether its copies are on every worker: copy ``i`` on worker ``i % workers``. A placement omits such tasks, or, if
+        they are programs, names the workers that they are to have copies on.
     cores : float
     memory_bytes : int
         Resources that a copy needs.
     locations : list of list of str
         For each copy the hosts that hold its data, by name or as paths. If empty, or shorter than `copies`, the data
         may be anywhere.
+    program : bool
+        Whether its copies have a communicator.
+    sources : tuple of str
+        Names of the tasks that its inputs come from, without those of edges that lead back.
     """
 
     name: str
@@ -38,6 +43,8 @@ class TaskInfo:
     cores: float
     memory_bytes: int
     locations: list[list[str]]
+    program: bool = False
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill._callback import confine, enter_task
 from tidemill._job import entered, init, whole
 from tidemill._tables.table import Table
-from tidemill._tidemill import NativeCopy, NativeTable
+from tidemill._tidemill import NativeCopy, NativeStreamCopy, NativeTable
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import decode, encode_one
 from tidemill.graph._rounds import AHEAD_MAX, PortRounds, TaskRun
@@ -47,7 +48,7 @@ class Input:
         returned last, by ``until=`` or ``limit=``. Iterating ends then, and `rounds`; either begins the loop anew.
     """
 
-    def __init__(self, copy: NativeCopy, port: int, name: str, rounds: PortRounds | None) -> None:
+    def __init__(self, copy: NativeCopy | NativeStreamCopy, port: int, name: str, rounds: PortRounds | None) -> None:
         self.name = name
         self.last = False
         self._copy = copy
@@ -98,6 +99,8 @@ class Input:
                 f"port {self.name!r} brings round {self._received + 1} of a loop, but this copy has sent only "
                 f"{self._own._sent} messages on port {self._own.name!r}: send before you receive"
             )
+        # One that is given every message receives none.
+        assert isinstance(self._copy, NativeCopy)
         came = self._copy.receive(self._port)
         return None if came is None else came[1]
 
@@ -135,7 +138,7 @@ class Output:
     name : str
     """
 
-    def __init__(self, copy: NativeCopy, port: int, name: str, kind: str) -> None:
+    def __init__(self, copy: NativeCopy | NativeStreamCopy, port: int, name: str, kind: str) -> None:
         self.name = name
         self._copy = copy
         self._port = port
@@ -208,9 +211,14 @@ class Context:
         The worker it runs on, from 0, and number of workers.
     comm : tidemill.mpi.Intracomm or None
         The communicator of the task's copies, whose ranks are their numbers; for tasks with ``comm=True``.
+    state : object
+        Of a task with ``each=True``: whatever the function keeps from one message to the next, None at first. `Graph.run`
+        returns the last one, and with ``checkpoint=`` it is pickled and saved at every checkpoint.
     """
 
-    def __init__(self, copy: NativeCopy, inputs: Sequence[Input], each: bool) -> None:
+    state: Any
+
+    def __init__(self, copy: NativeCopy | NativeStreamCopy, inputs: Sequence[Input], each: bool) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -224,6 +232,24 @@ class Context:
         self._inputs = inputs
         self._each = each
         self._spawned: list[SpawnedGraph] = []
+        self.state = None
+        self._position: Any = None
+
+    @property
+    def position(self) -> Any:
+        """Where a source goes on after a restart: what it has set last, or what the checkpoint has that the graph goes on
+        from; None at first.
+
+        Set it to anything that can be pickled, after what is sent before it. From a position on a source sends the same
+        rows again after a restart, in the same order; those that came before the checkpoint are left out.
+        """
+        return self._position
+
+    @position.setter
+    def position(self, value: Any) -> None:
+        self._position = value
+        if isinstance(self._copy, NativeStreamCopy):
+            self._copy.position(pickle.dumps(value, protocol=5))
 
     def spawn(self, graph: Graph, *, comm: Intracomm | None = None) -> Future[Result]:
         """Run a graph while the function goes on, on this worker, or on the workers of a communicator.
@@ -270,7 +296,7 @@ class Context:
         If a function reads one port to its end before the others, those wait. If both are fed by the same upstream
         task, that task waits, too, and neither ends: use `receive`.
         """
-        if self._each:
+        if self._each or isinstance(self._copy, NativeStreamCopy):
             raise GraphError("with each=True a function is given every message, and receives none by itself")
         for port in self._inputs:
             port._used = True
@@ -303,6 +329,7 @@ def collect(rows: Input, context: Context) -> Any:
             tables.append(message._native)
         else:
             messages.append(message)
+    assert isinstance(context._copy, NativeCopy)
     empty = context._copy.empty(0)
     return messages if messages or decode(empty) == [] else Table(NativeTable.concat(empty, tables))
 
@@ -315,14 +342,14 @@ def starter(
     *,
     each: bool,
     retries: int,
-) -> Callable[[NativeCopy], None]:
+) -> Callable[[NativeCopy | NativeStreamCopy], None]:
     """Return a function that starts a copy's thread; `outputs` are names and kinds, `each` and `retries` as in
     `Graph.compute`.
 
     The thread is a daemon: a function that never returns must not keep the program from ending.
     """
 
-    def body(copy: NativeCopy) -> Any:
+    def body(copy: NativeCopy | NativeStreamCopy) -> Any:
         ins = [Input(copy, port, name, run.ports.get(name)) for port, name in enumerate(inputs)]
         outs = [Output(copy, port, name, kind) for port, (name, kind) in enumerate(outputs)]
         by_name = {port.name: port for port in ins}
@@ -332,7 +359,10 @@ def starter(
                 port._own = out if run.own.get(port.name) == out.name else port._own
         context = Context(copy, ins, each)
         confine(_workers_of(context))
-        value = call(ins, outs, context)
+        if isinstance(copy, NativeStreamCopy):
+            value = _go_on(copy, function, ins[0] if each else None, outs, context)
+        else:
+            value = call(ins, outs, context)
         for future in context._spawned:
             if not future.taken:
                 future.result()
@@ -341,7 +371,8 @@ def starter(
     def call(ins: Sequence[Input], outs: Sequence[Output], context: Context) -> Any:
         ports: list[Input | Output] = [*ins, *outs]
         if each:
-            return _with_each(function, ins[0], outs, context, retries)
+            _with_each(function, ins[0], outs, context, retries)
+            return context.state
         for again in range(1, retries + 1):
             try:
                 return function(*ins, *outs, context)
@@ -352,11 +383,34 @@ def starter(
                 _warn(context, error, again, retries)
         return function(*ins, *outs, context)
 
-    def start(copy: NativeCopy) -> None:
+    def start(copy: NativeCopy | NativeStreamCopy) -> None:
         name = f"{copy.task}, copy {copy.copy}"
         threading.Thread(target=_run, args=(copy, body, run), name=name, daemon=True).start()
 
     return start
+
+
+def _go_on(
+    copy: NativeStreamCopy, function: Callable[..., Any], rows: Input | None, outs: Sequence[Output], context: Context
+) -> Any:
+    """Call a function from a checkpoint on: of a source once, of another task for every message at `rows`, with its state
+    told whenever a checkpoint asks for it.
+    """
+    saved = copy.restored
+    restored = None if saved is None else pickle.loads(saved)
+    if rows is None:
+        context._position = restored
+        return function(*outs, context)
+    context.state = restored
+    while (asked := copy.next()) is not None:
+        (came,) = asked
+        if came is None:
+            copy.state(pickle.dumps(context.state, protocol=5))
+            continue
+        for message in rows._messages(came):
+            function(message, *outs, context)
+        copy.done()
+    return context.state
 
 
 def _with_each(
@@ -412,7 +466,7 @@ def _reraise() -> None:
         raise error from None
 
 
-def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> None:
+def _run(copy: NativeCopy | NativeStreamCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
     enter_task(copy.copies, copy.workers)
     depth.value = run.depth
     if not copy.begin(threading.get_ident()):
@@ -425,7 +479,7 @@ def _run(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> N
         copy.end(_told(error), None)
 
 
-def _call(copy: NativeCopy, body: Callable[[NativeCopy], Any], run: TaskRun) -> None:
+def _call(copy: NativeCopy | NativeStreamCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
     try:
         value = body(copy)
         run.seconds[copy.copy] = time.thread_time()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill._streaming.bsp import BspContext
-from tidemill._streaming.checkpoint import Checkpoint
 from tidemill._streaming.controller import Controller
 from tidemill._streaming.items import AggregateState, ListState, MapState
 from tidemill._streaming.late import LateRowsWarning, NoTimeWarning, SkippedRowsWarning
 from tidemill._streaming.process import KeyContext
 from tidemill._streaming.running import Move, Running
 from tidemill._streaming.sinks import Connector, Sink
+from tidemill._tables.checkpoint import Checkpoint
 from tidemill._tables.durations import Duration
 from tidemill._tables.engine import engine
 from tidemill._tables.errors import DataSetError

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemill._streaming import write as _write
-from tidemill._streaming.checkpoint import Checkpoint
 from tidemill._streaming.controller import Controller, ControllerMode
 from tidemill._streaming.running import Running
 from tidemill._streaming.sinks import Guarantee
+from tidemill._tables.checkpoint import Checkpoint
 from tidemill._tables.errors import DataSetError
 from tidemill._tidemill import NativeDataSet
 from tidemill.dataset._dataset import DataSet

@@ -82,6 +82,11 @@ impl Graph {
         self.tasks[task.0] = by;
     }
 
+    /// Gives a task another number of copies.
+    pub fn set_parallelism(&mut self, task: TaskId, parallelism: Parallelism) {
+        self.tasks[task.0].parallelism = parallelism;
+    }
+
     /// Sends what comes out of `source` to `target`. An output that has several edges gives each everything; an input
     /// that has several edges gets them all, in no order (a union).
     pub fn connect(

@@ -208,6 +208,15 @@ pub trait Operator: Send {
         Ok(EmitStatus::Done)
     }
 
+    /// What it keeps behind its end, for who goes on from a checkpoint that was made later; nothing, most often. Asked
+    /// after [`Operator::on_end`], and of one that had ended in the checkpoint that the job goes on from.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn kept_at_end(&mut self) -> Result<Snapshot, TaskError> {
+        Ok(Snapshot::default())
+    }
+
     /// Goes on emitting after [`EmitStatus::More`].
     ///
     /// # Errors
@@ -227,7 +236,7 @@ pub trait Operator: Send {
 
 /// Runs an operator to its end.
 pub(crate) async fn drive(
-    operator: impl Operator,
+    mut operator: impl Operator,
     mut inputs: Inputs,
     outputs: Outputs,
     context: &TaskContext,
@@ -235,6 +244,9 @@ pub(crate) async fn drive(
     let handover = inputs.take_handover();
     if context.was_finished() {
         // So have those that it would hear from, and what it had to say at its end it has said.
+        if let Some(states) = context.states() {
+            states.end(operator.kept_at_end()?).await?;
+        }
         return Ok(());
     }
     let mut driver = OperatorDriver::new(operator, inputs, outputs, handover, context);
@@ -330,7 +342,13 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
             self.tell_time().await?;
         }
         let flow = self.work.time(0, || self.operator.on_end(&mut self.emit))?;
-        self.send(flow).await
+        self.send(flow).await?;
+        if let Some(states) = self.context.states() {
+            let kept = self.operator.kept_at_end()?;
+            self.outputs.finish().await?;
+            states.end(kept).await?;
+        }
+        Ok(())
     }
 
     async fn next_event(&mut self) -> Result<OperatorEvent, TaskError> {

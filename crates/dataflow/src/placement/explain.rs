@@ -31,6 +31,7 @@ impl Graph {
             let _ = write!(text, "  {} \"{}\": {copies} {plural}", self.kind(index), task.name);
             if let Some(plan) = plan {
                 let _ = write!(text, " on workers {}", ranges(plan.workers_of(index)));
+                let _ = self.sharing(index, plan).map_or(Ok(()), |sharing| write!(text, ", {sharing}"));
             }
             let _ = writeln!(text);
             for line in task.detail.lines() {
@@ -63,6 +64,7 @@ impl Graph {
             let mut label = format!("{}\n{} x {}", task.name, self.kind(index), task.parallelism.copies(workers));
             if let Some(plan) = plan {
                 let _ = write!(label, "\nworkers {}", ranges(plan.workers_of(index)));
+                let _ = self.sharing(index, plan).map_or(Ok(()), |sharing| write!(label, "\n{sharing}"));
             }
             let _ = writeln!(text, "  t{index} [label={}];", quoted(&label));
         }
@@ -75,6 +77,20 @@ impl Graph {
         }
         text.push_str("}\n");
         Ok(text)
+    }
+
+    /// Whether the group of workers of a task with a communicator is disjoint from those of all others; `None` where it
+    /// is the only one, or has none.
+    pub(super) fn sharing(&self, task: usize, plan: &PlacementPlan) -> Option<String> {
+        let is_program = |&other: &usize| other != task && self.tasks[other].comm;
+        let others: Vec<usize> = (0..self.tasks.len()).filter(is_program).collect();
+        if !self.tasks[task].comm || others.is_empty() {
+            return None;
+        }
+        let mine = plan.workers_of(task);
+        let shares = |&&other: &&usize| plan.workers_of(other).iter().any(|worker| mine.contains(worker));
+        let names: Vec<&str> = others.iter().filter(shares).map(|&other| self.tasks[other].name.as_str()).collect();
+        Some(if names.is_empty() { "disjoint".into() } else { format!("shared with {}", names.join(", ")) })
     }
 
     pub(super) fn kind(&self, task: usize) -> &'static str {

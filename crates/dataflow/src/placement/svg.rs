@@ -66,6 +66,7 @@ impl Graph {
             lines.push(format!("{} x {copies}", self.kind(index)));
             if let Some(plan) = plan {
                 lines.push(format!("on workers {}", ranges(plan.workers_of(index))));
+                lines.extend(self.sharing(index, plan).iter().flat_map(|sharing| wrapped(sharing)));
             }
             // Labels are in the odd layers.
             drawing.add(NodeKind::Task(self.kind(index)), lines, 2 * layer);

@@ -28,6 +28,7 @@ mod value;
 pub use calls::PendingCall;
 pub use engine::{GivenSchema, QueryEngine};
 pub use frame::exception_text;
+pub use stream::CheckpointOptions;
 pub use table::NativeTable;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -201,7 +201,8 @@ fn checkpoint_store(
 }
 
 impl CheckpointOptions {
-    fn settings(
+    /// The settings of a job, with its place opened.
+    pub fn settings(
         self,
         py: Python<'_>,
         engine: &QueryEngine,

@@ -16,8 +16,8 @@ use crate::dataset::GivenSchema;
 
 use super::exchange::NativeExchange;
 use super::function::GraphFunction;
-use super::raised;
 use super::task_copy::{TaskCopies, factory};
+use super::{raised, stream_copy};
 
 /// A worker's host, cores, bytes of memory (0: no limit) and location.
 pub type Worker = (String, f32, u64, Option<String>);
@@ -53,12 +53,39 @@ impl PlacementSpec {
                 "locality" => Box::new(Locality),
                 other => {
                     return Err(PyValueError::new_err(format!(
-                        "unknown placement={other:?}: use \"round_robin\", \"first_fit\" or \"locality\", a plan as \
-                         Graph.plan() returns it, or a function of tasks and workers that makes one"
+                        "unknown placement={other:?}: use \"round_robin\", \"first_fit\", \"locality\" or \
+                         \"applications\", a plan as Graph.plan() returns it, or a function of tasks and workers that \
+                         makes one"
                     )));
                 }
             },
         })
+    }
+}
+
+/// What a task is but for its function.
+#[derive(Clone)]
+struct TaskShape {
+    name: String,
+    inputs: Vec<(String, Option<SchemaRef>)>,
+    outputs: Vec<(String, SchemaRef)>,
+    parallelism: Parallelism,
+    resources: Resources,
+}
+
+impl TaskShape {
+    fn of(&self, task: TaskSpec) -> TaskSpec {
+        let mut task = task.parallelism(self.parallelism).resources(self.resources.clone());
+        for (port, schema) in &self.inputs {
+            task = match schema {
+                Some(schema) => task.input_of(port, Arc::clone(schema)),
+                None => task.input(port),
+            };
+        }
+        for (port, schema) in &self.outputs {
+            task = task.output(port, Arc::clone(schema));
+        }
+        task
     }
 }
 
@@ -69,9 +96,24 @@ pub struct NativeGraph {
     pub crew: Arc<TaskCopies>,
     functions: Mutex<Vec<GraphFunction>>,
     tasks: Mutex<Vec<TaskId>>,
+    shapes: Mutex<Vec<TaskShape>>,
 }
 
 impl NativeGraph {
+    /// The same graph, changed. Its functions are this one's, which lives as long: the garbage collector is to see each
+    /// only once.
+    fn changed(&self, change: impl FnOnce(&mut Graph, &[TaskId])) -> NativeGraph {
+        let (mut graph, tasks) = (self.graph.lock().clone(), self.tasks.lock().clone());
+        change(&mut graph, &tasks);
+        NativeGraph {
+            graph: Mutex::new(graph),
+            crew: Arc::clone(&self.crew),
+            functions: Mutex::default(),
+            tasks: Mutex::new(tasks),
+            shapes: Mutex::new(self.shapes.lock().clone()),
+        }
+    }
+
     fn port(&self, (task, port): (usize, String)) -> PortRef {
         self.tasks.lock()[task].port(&port)
     }
@@ -92,6 +134,7 @@ impl NativeGraph {
             crew: Arc::default(),
             functions: Mutex::default(),
             tasks: Mutex::default(),
+            shapes: Mutex::default(),
         }
     }
 
@@ -124,19 +167,17 @@ impl NativeGraph {
     ) -> PyResult<usize> {
         let parallelism = copies.map_or(Parallelism::PerWorker(per_worker), Parallelism::Total);
         let start = GraphFunction::new(start);
-        let mut task = TaskSpec::from_factory(name, factory(&start, &self.crew))
-            .parallelism(parallelism)
-            .resources(Resources { cores, memory_bytes, data_hosts });
-        for (port, schema) in inputs {
-            task = match schema {
-                Some(schema) => task.input_of(&port, nullable(&schema.resolve(py)?)),
-                None => task.input(&port),
-            };
-        }
-        for (port, schema) in outputs {
-            task = task.output(&port, nullable(&schema.resolve(py)?));
-        }
+        let inputs = inputs.into_iter().map(|(port, schema)| -> PyResult<_> {
+            Ok((port, schema.map(|schema| Ok::<_, PyErr>(nullable(&schema.resolve(py)?))).transpose()?))
+        });
+        let inputs = inputs.collect::<PyResult<_>>()?;
+        let outputs = outputs.into_iter().map(|(port, schema)| Ok((port, nullable(&schema.resolve(py)?))));
+        let outputs = outputs.collect::<PyResult<_>>()?;
+        let resources = Resources { cores, memory_bytes, data_hosts };
+        let shape = TaskShape { name, inputs, outputs, parallelism, resources };
+        let task = shape.of(TaskSpec::from_factory(&shape.name, factory(&start, &self.crew)));
         self.functions.lock().push(start);
+        self.shapes.lock().push(shape);
         let task = self.graph.lock().add(if comm { task.with_comm() } else { task });
         let mut tasks = self.tasks.lock();
         tasks.push(task);
@@ -156,6 +197,33 @@ impl NativeGraph {
         let (source, target) = (self.port(source), self.port(target));
         self.functions.lock().extend(exchange.function.clone());
         self.graph.lock().feedback(source, target, exchange.exchange.clone());
+    }
+
+    /// The same graph with other numbers of copies, given by the numbers of the tasks.
+    fn resized(&self, copies: Vec<(usize, u32)>) -> NativeGraph {
+        self.changed(|graph, tasks| {
+            for (task, copies) in copies {
+                graph.set_parallelism(tasks[task], Parallelism::Total(copies));
+            }
+        })
+    }
+
+    /// The same graph for a job that makes checkpoints. `starts` has, for each task, the function that starts the thread
+    /// of a copy, given a `NativeStreamCopy`, and whether its input (a source's output) is in rounds.
+    fn streaming(&self, py: Python<'_>, starts: Vec<(Py<PyAny>, bool)>) -> NativeGraph {
+        let shapes = self.shapes.lock().clone();
+        let functions: Vec<GraphFunction> =
+            starts.iter().map(|(start, _)| GraphFunction::new(start.clone_ref(py))).collect();
+        let made = self.changed(|graph, tasks| {
+            for (at, (shape, (_, has_rounds))) in shapes.iter().zip(&starts).enumerate() {
+                let function = (functions[at].clone(), Arc::clone(&self.crew));
+                let outputs = shape.outputs.iter().map(|(_, schema)| Arc::clone(schema)).collect();
+                let make = if shape.inputs.is_empty() { stream_copy::source } else { stream_copy::each };
+                graph.replace(tasks[at], shape.of(make(&shape.name, function, outputs, *has_rounds)));
+            }
+        });
+        *made.functions.lock() = functions;
+        made
     }
 
     /// Raises all errors in the graph.

@@ -14,11 +14,13 @@ mod exchange;
 mod function;
 mod message;
 mod run;
+mod stream_copy;
 mod task_copy;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<build::NativeGraph>()?;
     m.add_class::<task_copy::NativeCopy>()?;
+    m.add_class::<stream_copy::NativeStreamCopy>()?;
     m.add_class::<exchange::NativeExchange>()?;
     m.add_class::<exchange::NativeReduction>()?;
     m.add_class::<run::GraphRunner>()?;

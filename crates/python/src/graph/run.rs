@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 use tidemill_dataflow::{DataflowError, RunReport, Runner, RunnerSettings, WorkerInfo};
 
 use crate::comm::Comm;
-use crate::dataset::QueryEngine;
+use crate::dataset::{CheckpointOptions, QueryEngine};
 use crate::report::described;
 use crate::wait::{check_given_up, detach};
 
@@ -65,21 +66,25 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph with a plan; collective. Returns the return values of this worker's copies, by task and copy, and
-    /// its report.
+    /// Runs a graph with a plan; collective. With `checkpoints`, which name a store of the engine, it resumes from the last
+    /// one. Returns the return values of this worker's copies, by task and copy, and its report.
+    #[pyo3(signature = (graph, planned, checkpoints = None))]
     fn run<'py>(
         &self,
         py: Python<'py>,
         graph: &NativeGraph,
         planned: Planned,
+        checkpoints: Option<(CheckpointOptions, PyRef<'py, QueryEngine>)>,
     ) -> PyResult<(Values, Bound<'py, PyDict>)> {
+        let exactly = Some(DeliveryGuarantee::ExactlyOnce);
+        let settings = checkpoints.map(|(options, engine)| options.settings(py, &engine, exactly)).transpose()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, outcome) = sync_channel(1);
         let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
         let drive = move || {
             let mut look = |_: &_| if asked.load(Ordering::SeqCst) { Err("interrupted".to_owned()) } else { Ok(()) };
             // This fails only if Python no longer waits.
-            drop(sender.send(runner.run_placed(&built, &plan(planned), &mut look)));
+            drop(sender.send(runner.run_job(&built, &plan(planned), settings.as_ref(), &mut look)));
         };
         let thread = std::thread::Builder::new().name("tidemill-io".into()).spawn(drive);
         drop(thread.map_err(|error| super::graph_error(py, format!("cannot start a thread: {error}"), None))?);

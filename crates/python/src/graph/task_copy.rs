@@ -35,8 +35,18 @@ const LAST_TIME: Duration = Duration::from_millis(500);
 /// How long small messages may wait for others.
 const TURN_TIME: Duration = Duration::from_millis(1);
 
-/// The result of a function, which the run waits for.
-type Ended = oneshot::Sender<Result<(), TaskError>>;
+/// Gives the run the result of a function.
+type OnEnd = Box<dyn FnOnce(Result<(), TaskError>) + Send>;
+
+/// The thread of a copy's function, as its run sees it.
+pub struct CopyThread {
+    task: String,
+    copy: u32,
+    /// The run was aborted.
+    pub given_up: Arc<AtomicBool>,
+    life: Mutex<CopyLife>,
+    changed: Condvar,
+}
 
 /// The state that a copy's thread, its future and its run share.
 pub struct TaskCopyState {
@@ -50,10 +60,7 @@ pub struct TaskCopyState {
     runtime: Handle,
     /// The ports must no longer be used.
     closed: AtomicBool,
-    /// The run was aborted.
-    given_up: Arc<AtomicBool>,
-    life: Mutex<CopyLife>,
-    changed: Condvar,
+    thread: Arc<CopyThread>,
 }
 
 #[derive(Default)]
@@ -61,23 +68,21 @@ struct CopyLife {
     /// The Python identifier of the thread, while the function runs.
     thread: Option<u64>,
     ended: bool,
-    sender: Option<Ended>,
+    on_end: Option<OnEnd>,
     /// The function's return value.
     value: Option<Py<PyAny>>,
 }
 
 /// All copies of a run on this worker.
 #[derive(Default)]
-pub struct TaskCopies(Mutex<Vec<Arc<TaskCopyState>>>);
+pub struct TaskCopies(Mutex<Vec<Arc<CopyThread>>>);
 
 /// Closes the ports of a copy whose future is dropped.
 struct PortCloser(Arc<TaskCopyState>);
 
 impl Drop for PortCloser {
     fn drop(&mut self) {
-        if !self.0.life.lock().ended {
-            self.0.given_up.store(true, Ordering::SeqCst);
-        }
+        self.0.thread.leave();
         self.0.close();
     }
 }
@@ -89,6 +94,7 @@ pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
     Arc::new(move |inputs, outputs, context| {
         let start = start.clone();
         let (sender, ended) = oneshot::channel();
+        let thread = crew.begin(&context);
         let shared = Arc::new(TaskCopyState {
             context,
             inputs: Mutex::new(Some(inputs)),
@@ -97,29 +103,104 @@ pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
             turn_ends: AtomicBool::new(false),
             runtime: Handle::current(),
             closed: AtomicBool::new(false),
-            given_up: Arc::default(),
-            life: Mutex::new(CopyLife { sender: Some(sender), ..CopyLife::default() }),
-            changed: Condvar::new(),
+            thread,
         });
-        crew.0.lock().push(Arc::clone(&shared));
+        let of = Arc::downgrade(&shared);
+        shared.thread.on_end(move |result| {
+            // Before the run gets the result: ports that are still open would look like an output that never ends.
+            of.upgrade().iter().for_each(|shared| shared.close());
+            // If the run was aborted, nobody receives this.
+            drop(sender.send(result));
+        });
         Box::pin(async move {
             let leave = PortCloser(shared);
             let copy = NativeCopy(Arc::clone(&leave.0));
-            // Starting a thread requires the GIL, so this must not run on a thread that tasks and exchanges share.
-            let started = tokio::task::spawn_blocking(move || {
-                let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
-                Python::attach(|py| {
-                    let started = start.get(py).and_then(|start| start.call1((copy,)));
-                    started.map(drop).map_err(|error| failure_text(py, &error))
-                })
-            });
-            if let Err(text) = started.await? {
-                leave.0.finish(Err(text.clone().into()), None);
-                return Err(text.into());
-            }
+            start_thread(start, copy, Arc::clone(&leave.0.thread)).await;
             ended.await.unwrap_or_else(|_| Err("its thread ended without an answer".into()))
         })
     })
+}
+
+/// Calls Python's `start`, which starts the thread of a copy's function, with the copy as Python sees it.
+pub async fn start_thread<C>(start: GraphFunction, copy: C, thread: Arc<CopyThread>)
+where
+    C: for<'py> IntoPyObject<'py> + Send + 'static,
+{
+    // Starting a thread requires the GIL, so this must not run on a thread that tasks and exchanges share.
+    let started = tokio::task::spawn_blocking(move || {
+        let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
+        Python::attach(|py| {
+            let started = start.get(py).and_then(|start| start.call1((copy,)));
+            started.map(drop).map_err(|error| failure_text(py, &error))
+        })
+    });
+    let started = started.await.unwrap_or_else(|error| Err(error.to_string()));
+    if let Err(text) = started {
+        thread.finish(Err(text.into()), None);
+    }
+}
+
+impl CopyThread {
+    /// Sets the work to do once the function has ended.
+    pub fn on_end(&self, work: impl FnOnce(Result<(), TaskError>) + Send + 'static) {
+        self.life.lock().on_end = Some(Box::new(work));
+    }
+
+    /// Ends the copy, whatever its function still does.
+    pub fn leave(&self) {
+        if !self.life.lock().ended {
+            self.given_up.store(true, Ordering::SeqCst);
+        }
+    }
+
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::SeqCst)
+    }
+
+    fn finish(&self, result: Result<(), TaskError>, value: Option<Py<PyAny>>) {
+        let mut life = self.life.lock();
+        if life.ended {
+            return;
+        }
+        life.ended = true;
+        life.value = value;
+        life.thread = None;
+        let on_end = life.on_end.take();
+        self.changed.notify_all();
+        drop(life);
+        if let Some(on_end) = on_end {
+            on_end(result);
+        }
+    }
+
+    /// The thread, with Python identifier `thread`, is about to call the function; it must not if this returns `false`.
+    pub fn begin(&self, thread: u64) -> bool {
+        set_given_up(Arc::clone(&self.given_up));
+        let mut life = self.life.lock();
+        if self.is_given_up() {
+            drop(life);
+            self.finish(Err(DataflowError::Cancelled.into()), None);
+            return false;
+        }
+        life.thread = Some(thread);
+        true
+    }
+
+    /// The function has returned a value, or failed with an error message. Later calls are ignored.
+    pub fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
+        let thread = self.life.lock().thread;
+        let result = match error {
+            Some(_) if self.is_given_up() => Err(DataflowError::Cancelled.into()),
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        };
+        self.finish(result, value.filter(|value| !value.is_none(py)));
+        if let Some(thread) = thread {
+            // Discard an exception that `dismiss` may have sent too late.
+            // SAFETY: the GIL is held; the identifier is this thread's own.
+            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
+        }
+    }
 }
 
 impl TaskCopyState {
@@ -150,7 +231,7 @@ impl TaskCopyState {
         mut port: MutexGuard<'_, Option<P>>,
         work: impl FnOnce(&mut P) -> Result<R, TaskError>,
     ) -> Result<R, TaskError> {
-        if self.given_up.load(Ordering::SeqCst) {
+        if self.thread.is_given_up() {
             return Err(DataflowError::Cancelled.into());
         }
         let open = port.as_mut().ok_or("the task's function has returned: its ports are closed")?;
@@ -197,26 +278,22 @@ impl TaskCopyState {
             },
         })
     }
-
-    fn finish(&self, result: Result<(), TaskError>, value: Option<Py<PyAny>>) {
-        let mut life = self.life.lock();
-        if life.ended {
-            return;
-        }
-        life.ended = true;
-        life.value = value;
-        life.thread = None;
-        let sender = life.sender.take();
-        self.changed.notify_all();
-        drop(life);
-        // Before the run gets the result: ports that are still open would look like an output that never ends.
-        self.close();
-        // If the run was aborted, nobody receives this.
-        sender.map(|sender| sender.send(result));
-    }
 }
 
 impl TaskCopies {
+    /// Adds a copy that starts.
+    pub fn begin(&self, context: &TaskContext) -> Arc<CopyThread> {
+        let thread = Arc::new(CopyThread {
+            task: context.task().to_owned(),
+            copy: context.copy(),
+            given_up: Arc::default(),
+            life: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        self.0.lock().push(Arc::clone(&thread));
+        thread
+    }
+
     /// Ends a run. If it has `failed`, functions that still run are interrupted: at their ports and in communicators at
     /// once, and in Python code by an exception a little later; then they are abandoned. Returns the return values of
     /// functions: task, copy, value.
@@ -224,21 +301,22 @@ impl TaskCopies {
         let copies = std::mem::take(&mut *self.0.lock());
         if failed {
             copies.iter().for_each(|copy| copy.given_up.store(true, Ordering::SeqCst));
-            if !py.detach(|| have_ended(&copies, NOTICE_TIME)) {
-                interrupt(py, &copies);
-                py.detach(|| have_ended(&copies, LAST_TIME));
-            }
         }
-        let value = |copy: &Arc<TaskCopyState>| {
+        // Also after a run that has not failed: of streaming tasks, the threads end behind the copies.
+        if !py.detach(|| have_ended(&copies, NOTICE_TIME)) {
+            interrupt(py, &copies);
+            py.detach(|| have_ended(&copies, LAST_TIME));
+        }
+        let value = |copy: &Arc<CopyThread>| {
             let value = copy.life.lock().value.take()?;
-            Some((copy.context.task().to_owned(), copy.context.copy(), value))
+            Some((copy.task.clone(), copy.copy, value))
         };
         copies.iter().filter_map(value).collect()
     }
 }
 
 /// Waits for the functions of all copies.
-fn have_ended(copies: &[Arc<TaskCopyState>], at_most: Duration) -> bool {
+fn have_ended(copies: &[Arc<CopyThread>], at_most: Duration) -> bool {
     let until = Instant::now() + at_most;
     copies.iter().all(|copy| {
         let mut life = copy.life.lock();
@@ -248,7 +326,7 @@ fn have_ended(copies: &[Arc<TaskCopyState>], at_most: Duration) -> bool {
 }
 
 /// Raises an exception in functions that still run, as soon as they are in Python code.
-fn interrupt(py: Python<'_>, copies: &[Arc<TaskCopyState>]) {
+fn interrupt(py: Python<'_>, copies: &[Arc<CopyThread>]) {
     let Ok(class) = cancelled_class(py) else { return };
     for copy in copies {
         // With the GIL held, the identifier is valid: the thread needs the GIL to record its end.
@@ -311,7 +389,7 @@ impl NativeCopy {
     /// Whether the run was aborted.
     #[getter]
     fn cancelled(&self) -> bool {
-        self.0.given_up.load(Ordering::SeqCst)
+        self.0.thread.is_given_up()
     }
 
     /// The communicator of the task's copies, if the task requested one.
@@ -329,38 +407,19 @@ impl NativeCopy {
 
     /// Marks the calling thread as working for the copy: its waits end when the copy's run is aborted.
     fn join_thread(&self) {
-        set_given_up(Arc::clone(&self.0.given_up));
+        set_given_up(Arc::clone(&self.0.thread.given_up));
     }
 
     /// The copy's thread, with Python identifier `thread`, is about to call the function; it must not if this returns
     /// `False`.
     fn begin(&self, thread: u64) -> bool {
-        set_given_up(Arc::clone(&self.0.given_up));
-        let mut life = self.0.life.lock();
-        if self.0.given_up.load(Ordering::SeqCst) {
-            drop(life);
-            self.0.finish(Err(DataflowError::Cancelled.into()), None);
-            return false;
-        }
-        life.thread = Some(thread);
-        true
+        self.0.thread.begin(thread)
     }
 
     /// The function has returned a value, or failed with an error message. Later calls are ignored.
     #[pyo3(signature = (error, value))]
     fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
-        let thread = self.0.life.lock().thread;
-        let result = match error {
-            Some(_) if self.cancelled() => Err(DataflowError::Cancelled.into()),
-            Some(error) => Err(error.into()),
-            None => Ok(()),
-        };
-        self.0.finish(result, value.filter(|value| !value.is_none(py)));
-        if let Some(thread) = thread {
-            // Discard an exception that `dismiss` may have sent too late.
-            // SAFETY: the GIL is held; the identifier is this thread's own.
-            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
-        }
+        self.0.thread.end(py, error, value);
     }
 
     /// The next item at an input port, or at any: the port and rows; `None` at the end.

@@ -7,7 +7,7 @@
 //! | `turns`      | how copies agree on the window they call the function for |
 //! | `row_turns`  | how they agree on calls for a number of rows              |
 //! | `task`       | the operator: stores rows and calls the function          |
-//! | `simulation` | all of it from one seed, with failures anywhere; for tests |
+//! | `simulation` | a simulation from one seed, with failures anywhere; for tests |
 
 mod row_turns;
 #[cfg(test)]

@@ -1,0 +1,54 @@
+"""Checkpoints of a graph: which tasks can take part, and what each needs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.graph._errors import GraphError
+from tidemill.graph._rounds import Edge
+
+if TYPE_CHECKING:
+    from tidemill.graph._graph import Task
+
+__all__ = ["check_streaming", "has_rounds"]
+
+
+def check_streaming(tasks: Iterable[Task], edges: Iterable[Edge]) -> None:
+    """Check that every task of a graph can go on from a checkpoint."""
+    for edge in edges:
+        if edge.feedback:
+            raise GraphError(
+                f"{edge.name}: a graph with a loop makes no checkpoints: what goes round in it would be lost; run the loop in "
+                "a graph that a function spawns, or leave out checkpoint="
+            )
+    for task in tasks:
+        reason = _refused(task)
+        if reason is not None:
+            raise GraphError(f"task {task.name!r} cannot take part in checkpoints: {reason}", task.name)
+
+
+def _refused(task: Task) -> str | None:
+    if task._info.program:
+        return (
+            "with comm=True its copies talk to each other in the middle of a call; use DataSet.bsp in a stream, or run the "
+            "program in a graph without checkpoint="
+        )
+    if task.inputs and not task._each:
+        return (
+            "its function reads its input by itself, and how far it has come is not known; pass each=True, and keep what it "
+            "needs in context.state"
+        )
+    if not task.inputs and len(task.outputs) != 1:
+        return f"a source has one output port there, not {', '.join(task.outputs)}; use a source for each"
+    if task._retries:
+        return "a call that failed may have changed what it keeps; leave out retries=, and restart the job"
+    return None
+
+
+def has_rounds(task: Task, tasks: Sequence[Task], edges: Iterable[Edge]) -> bool:
+    """Return whether messages are rounds: those that come to a task, or those that leave it if it is a source."""
+    if task.inputs:
+        return bool(task._run.ports)
+    targets = [edge.target for edge in edges if any(source == task._index for source, _ in edge.sources)]
+    return any(port in tasks[target]._run.ports for target, port in targets)

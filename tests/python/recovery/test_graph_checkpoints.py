@@ -1,0 +1,134 @@
+"""Graphs that go on from a checkpoint: every message counts once, whoever is killed, and what cannot take part is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import graph_job
+import launched
+import pytest
+import stream_kills
+import tidemill as tm
+
+
+def test_workers_that_are_killed(tmp_path: Path) -> None:
+    (tmp_path / "pids").mkdir()
+    stream_kills.run_and_kill(tmp_path, 3, lambda dice, kills: dice.uniform(0.3, 1), graph_job.__file__, tmp_path)
+    assert json.loads((tmp_path / "found.json").read_text()) == graph_job.expected()
+
+
+class Broken(Exception):
+    """What a task fails with."""
+
+
+def wait_for_checkpoint(place: Path) -> None:
+    """Wait until a checkpoint has begun and ended: in a source, past which barriers go while it waits."""
+    before = launched.epochs(place)
+    launched.wait_until(lambda: len(launched.epochs(place) - before) > 1, "two checkpoints")
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A source sends again what came behind its position, of which that is left out which the checkpoint has; ends are kept."""
+    begun: list[Any] = []
+    fails = [True]
+
+    def letters(out: Any, context: Any) -> str:
+        begun.append(context.position)
+        for number in range(context.position or 0, 40):
+            out.send((context.copy, number))
+            if number == 10:
+                context.position = 11
+            if number == 20 and fails[0]:
+                wait_for_checkpoint(tmp_path / "place")
+        return "end"
+
+    def keep(message: Any, context: Any) -> None:
+        context.state = [*(context.state or []), message]
+        if fails[0] and len(context.state) == 60:
+            raise Broken
+
+    def build() -> tm.Graph:
+        graph = tm.Graph("letters")
+        graph.connect(
+            graph.source("letters", letters, parallelism=2),
+            graph.sink("kept", keep, parallelism=1, each=True),
+            tm.exchange.gather(),
+        )
+        return graph
+
+    place = tm.stream.Checkpoint(tmp_path / "place", interval="20ms")
+    with pytest.raises(tm.GraphError, match="Broken"):
+        build().run(checkpoint=place)
+    fails[0] = False
+    wanted = [(copy, number) for copy in range(2) for number in range(40)]
+    found = build().run(checkpoint=place)
+    assert sorted(found["kept"][0]) == wanted
+    begins = len(begun)
+    assert sorted(build().run(checkpoint=place)["kept"][0]) == wanted, "a graph that has ended has what it kept"
+    assert len(begun) == begins
+    # Without checkpoints the same functions begin anew, and the state is what the sink returns.
+    assert sorted(build().run()["kept"][0]) == wanted
+    assert begun[-1] is None
+
+
+def test_other_rows_than_before_are_refused(tmp_path: Path) -> None:
+    rows = [30]
+
+    def some(out: Any, context: Any) -> None:
+        for number in range(rows[0]):
+            out.send(number)
+            if rows[0] == 30 and number == 20:
+                wait_for_checkpoint(tmp_path)
+                raise Broken
+
+    def build(parallelism: int = 1) -> tm.Graph:
+        graph = tm.Graph("some")
+        source = graph.source("some", some, parallelism=1)
+        graph.connect(
+            source,
+            graph.sink("kept", lambda n, context: None, parallelism=parallelism, each=True),
+            tm.exchange.partition(),
+        )
+        return graph
+
+    with pytest.raises(tm.GraphError, match="Broken"):
+        build().run(checkpoint=tm.stream.Checkpoint(tmp_path, interval="10ms"))
+    rows[0] = 2
+    with pytest.raises(tm.GraphError, match="from a position on it must send the same again"):
+        build().run(checkpoint=tmp_path)
+    with pytest.raises(tm.GraphError, match=r'another number of copies of task "kept".*parallelism='):
+        build(2).run(checkpoint=tmp_path)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, r"task 'sink' cannot take part in checkpoints: its function reads its input by itself.*each=True"),
+    ({"comm": True, "each": True}, "with comm=True its copies talk to each other"),
+    ({"each": True, "retries": 1}, "leave out retries="),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED)
+def test_what_cannot_take_part(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    graph = tm.Graph("refused")
+    graph.connect(graph.source("source", nothing), graph.sink("sink", nothing, **options))
+    with pytest.raises(tm.GraphError, match=reason):
+        graph.run(checkpoint=tmp_path)
+
+
+def test_what_keeps_rows_to_the_end_cannot_take_part(tmp_path: Path) -> None:
+    graph = tm.Graph("sorted")
+    source = graph.source("source", nothing, schema={"n": "int64"})
+    graph.connect(source, graph.sink("sink", nothing, each=True), tm.exchange.sort("n"))
+    with pytest.raises(tm.GraphError, match="keeps rows until its input ends"):
+        graph.run(checkpoint=tmp_path)
+    graph = tm.Graph("loop")
+    task = graph.compute("task", lambda rows, out, context: None, parallelism=1)
+    graph.feedback(task, task, tm.exchange.direct(rounds="strict"), limit=1)
+    with pytest.raises(tm.GraphError, match="a graph with a loop makes no checkpoints"):
+        graph.run(checkpoint=tmp_path)
