@@ -6,9 +6,9 @@
 //!                                                                  (failed)   returning --> watching
 //! ```
 //! It acts if the sources' rate has fallen by a tenth below its long-term mean, or if they wait for much of the time,
-//! and only if moving buckets should bring more. A source that has less to give makes nobody wait, so it is no reason
-//! to act. The number of actions is limited; after one that made things worse, the next has to wait, twice as long
-//! each time.
+//! and only if moving buckets should bring more. A source that has less to send makes nobody wait, so it is not a
+//! reason to act. The number of actions is limited; after one that made things worse, the next has to wait, twice as
+//! long each time.
 
 mod trend;
 
@@ -87,9 +87,9 @@ impl Mode {
 /// How much a controller may do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// The most actions per hour.
+    /// The minimum number of seconds between two actions.
     pub interval_s: f64,
-    /// The most bytes of state that one action moves.
+    /// The most actions per hour.
     pub actions_per_hour: usize,
     /// The most bytes of state that one action moves.
     pub state_bytes: u64,
@@ -349,7 +349,7 @@ impl Controller {
         });
     }
 
-    /// Sets the state of the last decision: there is no other while an action is in progress.
+    /// Sets the state of the last decision, which is the only open one while an action is in progress.
     fn conclude(&mut self, outcome: Outcome) {
         if let Some(decision) = self.decisions.back_mut() {
             decision.outcome = outcome;
@@ -372,7 +372,7 @@ impl Controller {
         if let Some(decision) = self.decisions.back_mut() {
             decision.measured = Some(gain);
         }
-        // If nobody waits, the sources have less to give; also, hosts may have become slower in the meantime.
+        // If nobody waits, the sources have less to send; also, hosts may have become slower in the meantime.
         let waits = gain < -WORSE && !self.causes.is_empty();
         let better = if waits { self.were_better(&attempt.owners) } else { None };
         let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);

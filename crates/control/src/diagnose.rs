@@ -1,7 +1,7 @@
 //! Explains in sentences why a job is slow, that is, what it waits for.
 //!
 //! CPUs are examined before networks, because less is certain about links. If nobody waits, there is no cause: a
-//! source that has less to give also makes a job slower, and then nothing is wrong.
+//! source that has less to send also makes a job slower, and then nothing is wrong.
 //!
 //! | module  | causes                                                          |
 //! |---------|-----------------------------------------------------------------|
@@ -23,7 +23,7 @@ use crate::{
     report::{Cause, CauseKind, Remedy},
 };
 
-/// What is waited for less than this fraction of the time is not a cause.
+/// Something that others wait for less than this fraction of the time is not a cause.
 const WEIGHT_MIN: f64 = 0.05;
 /// A smaller gain is not worth moving anything.
 const GAIN_MIN: f64 = 0.05;

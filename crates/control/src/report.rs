@@ -148,7 +148,7 @@ pub struct Cause {
 pub enum CauseKind {
     /// A host has fewer CPUs left than its work needs, because other programs take them.
     CpuTaken,
-    /// A host has more work than CPUs, and others have less.
+    /// A host has too much work for its CPUs, while others have CPUs to spare.
     CpuSkew,
     /// The CPUs of all hosts are full.
     CpuFull,

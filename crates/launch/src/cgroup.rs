@@ -4,7 +4,7 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Without a limit, version 1 writes the largest number of pages; a value from here on means that there is none.
+/// Without a limit, version 1 writes the largest number of pages; a value from here on means that no limit is set.
 const LEAST_OF_NONE: u64 = 1 << 62;
 
 /// The folders of this process's groups, from its own up to the root: those of version 2, then those of version 1's

@@ -267,7 +267,7 @@ impl<'a> JobLoop<'a> {
         self.workers.push(WorkerProcess { child, group, exit: None, group_lives: true, crash: None, outputs });
     }
 
-    /// The event loop. Returns the exit code, and the outcome for whoever restarts the job.
+    /// The event loop. Returns the exit code, and the outcome for the caller, which may restart the job.
     fn supervise(mut self) -> (i32, LaunchOutcome) {
         let mut buffer = vec![0; READ_BYTES];
         loop {

@@ -87,7 +87,7 @@ pub struct JobOptions {
     #[arg(long, action = ArgAction::SetTrue)]
     pub no_prefix: bool,
 
-    /// Emulated hosts that get no workers: a job that runs is asked to leave one (`tidemill drain --restart`).
+    /// Emulated hosts that get no workers. `tidemill drain --restart` asks a running job to leave one.
     #[arg(skip)]
     pub without: Vec<String>,
 }

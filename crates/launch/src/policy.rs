@@ -1,13 +1,10 @@
 //! What the launcher does when workers end or fail or a signal comes: a plain state machine without clocks, processes
 //! or pipes.
+//!
 //! The first *origin* of trouble decides the job's exit code, and its traceback is shown. A worker that fails because
 //! another did (`FailureReport::PeerFailed`) is not an origin. Such a worker often ends first, because the origin is
 //! still busy telling the others, so its end only makes the job *suspect* until the origin ends or the grace period
 //! is over.
-//! The first *origin* of trouble decides the job's exit code and is the one whose traceback is shown. A worker that
-//! fails because another did (`FailureReport::PeerFailed`) is not an origin; such a worker often ends first, because
-//! the origin is still busy telling everybody, so its end only makes the job *suspect* until the origin ends or the
-//! grace is over.
 
 use std::time::{Duration, Instant};
 

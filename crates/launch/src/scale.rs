@@ -1,4 +1,4 @@
-//! Changes the workers of a running job: what `tidemill scale` requests, and what becomes of it.
+//! Changes the workers of a running job: the request of `tidemill scale`, and its outcome.
 //!
 //! The request and its answers are files in the job's private folder:
 //!
@@ -60,7 +60,7 @@ pub struct LaunchOutcome {
     pub workers: usize,
 }
 
-/// What a job is started with, and whom to answer when it runs.
+/// The shape that a job is started with, and the request to answer once the job runs.
 #[derive(Debug, Default)]
 pub struct JobScale {
     /// The shape of the next launch.
@@ -102,7 +102,7 @@ impl ScaleRequest {
         JobShape { workers: Some(self.workers), without: kept.chain(self.leave.clone()).collect() }
     }
 
-    /// Writes the answer. If that fails, whoever asked waits until their own timeout.
+    /// Writes the answer. If that fails, the requester waits until its own timeout.
     fn answer(&self, told: &Value) {
         let new = self.answer.with_extension("new");
         drop(fs::write(&new, told.to_string()).and_then(|()| fs::rename(&new, &self.answer)));
@@ -127,7 +127,8 @@ impl JobScale {
         folder.join(SCALED).exists()
     }
 
-    /// Handles the end of a launch. Returns why the job is restarted, if it is, whatever else calls for that.
+    /// Handles the end of a launch. Returns the reason to restart the job, if there is one, regardless of other
+    /// reasons.
     pub fn ended(&mut self, outcome: &LaunchOutcome) -> Option<String> {
         if !outcome.unanswered {
             self.pending = None;
@@ -144,7 +145,7 @@ impl JobScale {
         Some(format!("scaling the job from {workers_before} to {}{how}", counted(number)))
     }
 
-    /// Handles a launch that could not even begin. Returns why the job is restarted, if it is.
+    /// Handles a launch that could not even begin. Returns the reason to restart the job, if there is one.
     pub fn failed_to_start(&mut self) -> Option<String> {
         let workers = self.shape.workers?;
         self.revert(workers)
@@ -163,7 +164,7 @@ impl JobScale {
         Some(what)
     }
 
-    /// Handles the end of the job: tells whoever still waits for an answer.
+    /// Handles the end of the job: answers a request that still waits.
     pub fn over(&self) {
         if let Some(pending) = &self.pending {
             pending.request.answer(&json!({"error": "the job has ended; its own output says why"}));
@@ -243,7 +244,7 @@ mod tests {
         let failed = LaunchOutcome { asked: request, failed: true, workers: 2, ..LaunchOutcome::default() };
         let why = scale.ended(&failed).expect("it was asked before");
         assert!(why.starts_with("scaling the job from 2 to 1 worker; a worker failed"), "{why}");
-        // The new launch fails too, before its stream runs: continue once more with what there was before.
+        // The new launch fails too, before its stream runs: continue once more with the previous shape.
         let again = LaunchOutcome { failed: true, unanswered: true, workers: 1, ..LaunchOutcome::default() };
         let why = scale.ended(&again).expect("it goes back");
         assert!(why.contains("failed with 1 worker before") && why.contains("goes on with 2 as before"), "{why}");

@@ -19,7 +19,7 @@ pub struct KeyboardInput {
 }
 
 impl KeyboardInput {
-    /// Whether our standard input is a terminal. Anything else, rank 0 simply inherits.
+    /// Whether our standard input is a terminal. Rank 0 simply inherits any other kind of input.
     pub fn is_terminal() -> bool {
         io::stdin().is_terminal()
     }

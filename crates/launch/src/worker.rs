@@ -80,7 +80,7 @@ impl WorkerProgram {
     /// two.
     ///
     /// # Errors
-    /// If there is no such program, or it is not executable.
+    /// If the program does not exist, or is not executable.
     pub fn find(command: &[OsString], python: &Path) -> Result<Self, StartError> {
         let (first, rest) = command.split_first().ok_or_else(|| StartError::Usage("no program given".into()))?;
         if first == "-m" {

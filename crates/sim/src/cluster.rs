@@ -66,7 +66,7 @@ pub struct Failure {
 pub struct BadCluster(pub String);
 
 impl Cluster {
-    /// `workers` spread evenly over `hosts`, and these over `racks`, with neighbors together; with typical costs and
+    /// Spreads `workers` evenly over `hosts`, and these over `racks`, with neighbors together; with typical costs and
     /// without faults.
     ///
     /// # Errors

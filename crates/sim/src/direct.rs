@@ -17,7 +17,7 @@ use tidemill_collective::{Algorithm, Collective, direct_algorithms};
 use crate::cluster::Cluster;
 use crate::links::Links;
 
-/// How much a rank gives to the others at once with `shared_memory`: one slot.
+/// How many bytes a rank hands to the others at once with `shared_memory`: one slot.
 const SLOT_BYTES: f64 = 32768.0;
 
 /// The cost of a call for each rank.

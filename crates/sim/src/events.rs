@@ -210,8 +210,8 @@ impl EventRun<'_, '_> {
             self.ends_by(rank, now);
             return;
         }
-        // One more than there are, so that a message that arrives at once does not end the round before all of it has
-        // begun.
+        // Count one more than there are, so that a message that arrives at once does not end the round before all of
+        // it has begun.
         self.strands[strand].missing += 1;
         let (mut busy_until, mut sent) = (now, now);
         for &message in program.messages(strand, round) {

@@ -144,8 +144,8 @@ impl SimNetwork {
         self.state.lock().now_s
     }
 
-    /// Moves time to the next arrival, unless one is due already. Returns whether anything is in transit; if not, and
-    /// nobody moves, nobody ever will.
+    /// Moves time to the next arrival, unless one is due already. Returns whether anything is in transit. If nothing
+    /// is, and no worker can move, none ever will.
     pub fn advance(&self) -> bool {
         let mut state = self.state.lock();
         let arrivals = state.links.iter().filter_map(|link| link.frames.front()).map(|flight| flight.arrival_s);
@@ -205,7 +205,7 @@ impl NetworkState {
         }
     }
 
-    /// Why `rank` cannot send to `peer`, if that is so.
+    /// The reason why `rank` cannot send to `peer`, if there is one.
     fn loss(&self, rank: Rank, peer: Rank) -> Option<TransportError> {
         // The link from a peer records its loss, including one that was only declared.
         let link = &self.links[peer.index() * self.size + rank.index()];

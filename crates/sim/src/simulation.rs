@@ -29,7 +29,7 @@ const STEPWISE_MESSAGES_MIN: u64 = 1 << 20;
 /// The length of a frame of an exchange; each frame costs an overhead.
 const FRAME_BYTES: f64 = 65536.0;
 
-/// The most messages of an exchange: they take some minutes.
+/// The most messages of an exchange: simulating them takes some minutes.
 const FLOW_MESSAGES_MAX: u64 = 4 << 30;
 
 /// The most flows with a window: memory holds what each may send.

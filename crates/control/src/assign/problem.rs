@@ -6,8 +6,8 @@ use crate::{layout::ClusterLayout, observe::Rates};
 /// The assumed work of tasks whose work has not been measured, in CPUs: enough to distribute them evenly.
 const WORK_UNKNOWN: f64 = 0.01;
 
-/// A link that something waits for in less than the fraction `EASY` of the time carries more, at least `EASY_MORE`
-/// times the current traffic; other links carry hardly more.
+/// A link in front of which something waits for less than the fraction `EASY` of the time can carry more, at least
+/// `EASY_MORE` times the current traffic; other links can carry hardly more.
 const EASY: f64 = 0.1;
 const EASY_MORE: f64 = 1.5;
 const HARD_MORE: f64 = 0.15;

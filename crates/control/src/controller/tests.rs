@@ -225,7 +225,7 @@ fn goes_around_a_link_that_changes() {
     }
 }
 
-/// When nothing is wrong, every action has a cost without a benefit.
+/// If nothing is wrong, every action costs something and gains nothing.
 #[test]
 fn leaves_alone_what_is_well() {
     for (seed, noise) in [(1, 0.0), (2, 0.1), (3, 0.6)] {
@@ -239,7 +239,7 @@ fn leaves_alone_what_is_well() {
     }
 }
 
-/// A source that has less to give is not a fault, and neither is one that has more again.
+/// A source that has less to send is not a fault, nor is one that has more again.
 #[test]
 fn leaves_sources_alone_that_have_less() {
     let (mut job, mut controller) = (Fluid::new(4, 0.5 * LINK * HOSTS as f64), controller(Mode::On));

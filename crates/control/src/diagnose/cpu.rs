@@ -7,8 +7,8 @@ use crate::report::{Cause, CauseKind};
 const FULL: f64 = 0.85;
 /// Work is uneven if the maximum is this many times the mean.
 const SKEW: f64 = 1.2;
-/// Copies are full if they work for at least `BUSY` of the time, and others have time if they work for less than
-/// `HAS_TIME`.
+/// Copies are full if they work for at least the fraction `BUSY` of the time, and others have spare time if they work
+/// for less than `HAS_TIME`.
 const BUSY: f64 = 0.9;
 const HAS_TIME: f64 = 0.75;
 

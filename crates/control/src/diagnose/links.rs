@@ -9,7 +9,7 @@ const WAS_MORE: f64 = 1.3;
 /// One full direction of a host's link.
 struct HostSide {
     kind: CauseKind,
-    /// What the host does with the link now, and what it has done before.
+    /// The verb for the sentence: what the host does over the link now, and what it did before.
     verbs: [&'static str; 2],
     waiting: &'static str,
     weight: f64,

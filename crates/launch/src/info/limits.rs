@@ -155,7 +155,7 @@ fn in_child(probe: impl Fn() -> bool) -> bool {
 
 fn futex() -> Result<(), Errno> {
     let word = 0u32;
-    // SAFETY: wakes nobody at the address of a live variable.
+    // SAFETY: the address is a live variable's, on which nobody sleeps.
     Errno::result(unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAKE, 1) }).map(drop)
 }
 
