@@ -2,9 +2,9 @@
 //! `bench/harness/exchange_worker.py`.
 //!
 //! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; without one
-//! it is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message is BYTES
-//! long, whole numbers of 8 bytes; every source sends MESSAGES messages. `bench/peers/exchange_mpi.cc`, which does
-//! the same by hand, describes each operation and the output.
+//! it is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message has BYTES
+//! bytes of 8-byte integers; every source sends MESSAGES messages. `bench/peers/exchange_mpi.cc`, which does the same
+//! by hand, describes each operation and the output.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -57,8 +57,8 @@ impl Messages {
         let source = i64::from(context.copy());
         let mut message = vec![0; self.words as usize];
         for number in 0..self.count {
-            // A small message would take longer to be made a batch than to be sent; for a large one, the batch saves
-            // a copy.
+            // Making a batch of a small message would take longer than sending it; for a large one, the batch saves a
+            // copy.
             if self.words > SMALL_WORDS_MAX {
                 output.send(self.batch((0..self.words).map(|at| source + number + at))?).await?;
                 continue;

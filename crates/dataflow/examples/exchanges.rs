@@ -45,7 +45,7 @@ fn run(runner: &Runner, case: &Case, scale: f64, exchange: impl Exchange + 'stat
     let mut graph = Graph::new(case.name);
     let source = TaskSpec::new("source", move |_, outputs, context| async move {
         let (schema, mut output) = (schema(), outputs.into_only());
-        // A few batches, made in advance, over and over: the measurement is about moving them.
+        // Send a few batches, made in advance, over and over: only moving them is measured.
         let ready: Vec<RecordBatch> =
             (0..64).map(|at| batch(&schema, (i64::from(context.copy()) * 64 + at) * rows, rows)).collect();
         for at in 0..batches {

@@ -184,8 +184,8 @@ fn main() {
                 );
                 moves.spans.push((*since, now));
                 (moves.asked, moves.quiet_since) = (None, now);
-                // What was gained is saved whole the next time; that must not be the next barrier that moves
-                // something.
+                // Gained state is saved whole the next time; that must not happen at the next barrier that moves
+                // buckets.
                 progress.request(BarrierControl::Checkpoint);
             } else if now > moves.quiet_since + QUIET {
                 if moves.left == 0 {

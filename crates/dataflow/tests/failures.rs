@@ -336,8 +336,8 @@ fn consumers_of_a_broadcast_stop_for_themselves() {
     }
 }
 
-/// If a sender waited for the copy whose turn it is, it would be as slow as the slowest, however many others there
-/// are.
+/// A sender that waited for the copy whose turn it is would be as slow as the slowest copy, however many others
+/// exist.
 #[test]
 fn a_copy_without_room_is_passed_over() {
     const BATCHES: i64 = 600;
@@ -403,7 +403,7 @@ fn a_slow_consumer_bounds_memory() {
 
 fn drop_ref<T>(_: &mut T) {}
 
-/// Workers that build different graphs are told what differs before anything runs.
+/// Workers that build different graphs learn what differs before anything runs.
 #[test]
 fn different_graphs_are_named() {
     let results = run_ranks(3, |comm| {
@@ -450,7 +450,7 @@ fn wrong_batches_are_refused() {
     assert!(error.contains("\"liar\"") && error.contains("column \"m\""), "{error}");
 }
 
-/// A caller that handles signals can give a run up, on all workers.
+/// A caller that handles signals can give up a run, on all workers.
 #[test]
 fn a_run_can_be_given_up() {
     let errors = run_ranks(2, |comm| {

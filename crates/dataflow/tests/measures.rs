@@ -1,4 +1,4 @@
-//! What workers count about themselves during a run reaches worker 0, whoever passes it on.
+//! What workers count about themselves during a run reaches worker 0, directly or through other workers.
 
 mod common;
 

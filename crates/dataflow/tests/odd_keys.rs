@@ -171,7 +171,7 @@ fn keyed_reduce_makes_one_row_of_each_key() {
     }
 }
 
-/// Exactly the pairs of equal keys, whatever the keys are; a key with a null matches nothing.
+/// A join returns exactly the pairs of equal keys, whatever the keys are; a key with a null matches nothing.
 #[test]
 fn join_pairs_equal_keys() {
     for (kind, spill) in cases() {
@@ -207,7 +207,8 @@ fn join_pairs_equal_keys() {
     }
 }
 
-/// Whatever the keys are, each row comes once, and none before a smaller one; NaNs of either sign are the largest.
+/// Whatever the keys are, a sort returns each row once, and never before a smaller one. NaNs of either sign are the
+/// largest.
 #[test]
 fn sorts_are_in_order() {
     for (kind, spill) in cases() {

@@ -224,7 +224,7 @@ impl Operator for Pass {
     }
 }
 
-/// An operator that keeps nothing either, but does not declare so.
+/// Another operator that keeps nothing, but does not declare that.
 struct Silent(Pass);
 
 impl Operator for Silent {
@@ -293,7 +293,7 @@ fn several_tasks_move_together_or_not_at_all() {
     let outcomes: Vec<_> = asked.into_inner().unwrap().iter_mut().filter_map(PendingRebalance::outcome).collect();
     let [Err(refused), Ok(moved)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(refused.contains("task \"outside\" cannot move: the map names copy 2"), "{refused}");
-    // Of the version that the first would have had; half of the buckets of each.
+    // The second request uses the version that the first would have used, and moves half of the buckets of each task.
     assert_eq!(moved.buckets, BUCKETS);
     assert_eq!(world.lock().unwrap().values().map(Vec::len).sum::<usize>() as i64, rows * 5);
 }
@@ -468,8 +468,8 @@ impl Operator for Bins {
     }
 }
 
-/// What keys wait for comes once each, with the state of their keys, while buckets keep moving, copies fail, and the
-/// job resumes with other copies.
+/// Each count that waits for its time is emitted once, with the state of its key, while buckets keep moving, copies
+/// fail, and the job resumes with other copies.
 #[test]
 fn timers_move_with_their_keys() {
     let rows = 8000;

@@ -429,8 +429,8 @@ impl Operator for Talkative {
 }
 
 /// Stops a job whose sources never end; one of them is slow to start, and one is far ahead of the others in time.
-/// Rows produced by the ends behind the barrier, or by the time that these set free, would come again when the job
-/// resumes; a source that never received the barrier would continue forever.
+/// Rows emitted because of the ends behind the barrier, or of the time that these ends release, would come again when
+/// the job resumes. A source that never received the barrier would continue forever.
 #[test]
 fn nothing_comes_behind_a_stop() {
     let folder = tempfile::tempdir().unwrap();
@@ -438,7 +438,7 @@ fn nothing_comes_behind_a_stop() {
     let mut graph = Graph::new("endless");
     let source = TaskSpec::source("numbers", Some(WatermarkStrategy::of("time")), |context| {
         let time = match context.copy() {
-            // The others have nothing, and hold back time.
+            // The others have no rows, and hold back time.
             0 => Some(1000),
             1 => {
                 std::thread::sleep(Duration::from_millis(300));

@@ -1,5 +1,5 @@
-//! A job with more workers than rank 0 may have descriptors at first. In a file of its own, since the limit applies
-//! to the whole process.
+//! A job with more workers than rank 0 may have descriptors at first. In a separate file, since the limit applies to
+//! the whole process.
 
 use std::net::TcpListener;
 use std::thread;

@@ -132,8 +132,8 @@ fn another_tag_leaves_it_alone() {
     engine.take(waiting).unwrap();
 }
 
-/// A communicator that ended with messages that nobody had received kept their credit: after a few of them, nothing
-/// more could come from their sender.
+/// If an ended communicator kept the credit of messages that nobody had received, a few such messages would block
+/// their sender forever.
 #[test]
 fn a_communicator_that_ends_gives_credit_back() {
     let (mut engine, steps, sent) = engine_that_tells();

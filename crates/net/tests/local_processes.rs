@@ -176,7 +176,7 @@ fn sleepy(transport: &mut LocalTransport, doorbell: &Doorbell, rank: u32) {
     }
 }
 
-/// A worker killed while it pushes leaves only whole frames, in order; the survivor is told, and continues.
+/// A worker killed while it pushes leaves only whole frames, in order; the survivor learns of it, and continues.
 #[test]
 fn killed_peer_leaves_whole_frames() {
     for delay_us in [0, 300, 2000, 20_000] {

@@ -1,4 +1,4 @@
-//! Joining a job: who must be admitted, who must not, and what everybody is told if joining fails.
+//! Joining a job: who must be admitted, who must not, and what everybody learns if joining fails.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -295,7 +295,7 @@ fn another_version_is_refused_by_name() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!((&answer[..8], answer[10]), (&b"TIDEMILL"[..], 1), "the answer names the version spoken here");
-    // And the other way round: rank 0 is of another version.
+    // And the other way round: rank 0 runs another version.
     let future = TcpListener::bind("127.0.0.1:0").unwrap();
     let config = JoinConfig { root: future.local_addr().unwrap().to_string(), ..job.config(1) };
     thread::spawn(move || {

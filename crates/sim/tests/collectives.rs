@@ -258,7 +258,7 @@ fn a_rank_is_done_before_its_slow_child() {
     }
 }
 
-/// A worker dies at a random moment: all others must be told, or be done; users fear a hang most.
+/// A worker dies at a random moment: all others must learn of it, or be done. Users fear a hang most.
 #[test]
 fn a_lost_worker_ends_the_collective_everywhere() {
     for case in some_cases().filter(|case| case.size > 1) {

@@ -56,7 +56,7 @@ fn the_hottest_worker_takes_longest() {
     let even_s = last_s(&keyed(8 << 20), &cluster);
     let per_byte_s = CostModel::TYPICAL.other_host.per_byte_s;
     assert_near(even_s, f64::from(8u32 << 20) * per_byte_s, 0.1, "evenly");
-    // If a few buckets hold all keys, one has 1 / zeta(4) of them, and they come through one link.
+    // If a few buckets hold nearly all rows, the largest has 1 / zeta(4) of them, and they come through one link.
     let steep = Workload { skew: 4.0, ..keyed(8 << 20) };
     let hottest = f64::from(8u32 << 20) * f64::from(workers - 1) * 0.924;
     assert_near(last_s(&steep, &cluster), hottest * per_byte_s, 0.08, "by one link");
