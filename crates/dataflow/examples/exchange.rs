@@ -3,7 +3,7 @@
 //!
 //! `tidemill run -n 2 target/release/examples/exchange OPERATION BYTES MESSAGES`, or any other launcher; without one
 //! it is a job of one worker. Operations are `partition`, `reduce`, `gather` and `broadcast`; a message has BYTES
-//! bytes of 8-byte integers; every source sends MESSAGES messages. `bench/peers/exchange_mpi.cc`, which does the same
+//! bytes, a multiple of 8; every source sends MESSAGES messages. `bench/peers/exchange_mpi.cc`, which does the same
 //! by hand, describes each operation and the output.
 
 use std::sync::Arc;
