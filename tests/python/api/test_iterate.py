@@ -195,6 +195,13 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     assert all("part-1 is damaged" in text for text in run(heat_saved_or_not, str(tmp_path), workers=2))
 
 
+def test_checkpoints_by_time(tmp_path: Path) -> None:
+    # More than a microsecond passes in any round.
+    place = tm.stream.Checkpoint(tmp_path, interval="1us", keep=2)
+    tm.iterate(8.0, local=lambda x, ghosts: x / 2, max_rounds=5, checkpoint=place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0000000004", "round-0000000005"]
+
+
 def test_signed_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMILL_CHECKPOINT_KEY", "0123456789abcdef")
     halves: dict[str, Any] = {"local": lambda x, ghosts: x / 2, "checkpoint": tmp_path}
