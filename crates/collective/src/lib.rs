@@ -3,8 +3,8 @@
 //!
 //! Modules, lowest first; each uses only those above it:
 //!
-//! | module          | what                                                           |
 //! | module          | contents                                                       |
+//! |-----------------|----------------------------------------------------------------|
 //! | `dtype`         | Element types                                                  |
 //! | `op`            | Reduction operations                                           |
 //! | `overlay`       | The trees along which a vector travels, as data                |

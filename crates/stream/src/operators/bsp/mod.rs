@@ -1,12 +1,12 @@
 //! Functions of programs that all copies of a task enter together, for the rows of a window or an epoch, with a
 //! communicator: bulk-synchronous solvers inside a running stream.
 //!
-//! | module       | contents                                                  |
-//! |--------------|-----------------------------------------------------------|
-//! | `spread`     | routing of rows to copies                                 |
-//! | `turns`      | how copies agree on the window they call the function for |
-//! | `row_turns`  | how they agree on calls for a number of rows              |
-//! | `task`       | the operator: stores rows and calls the function          |
+//! | module       | contents                                                      |
+//! |--------------|---------------------------------------------------------------|
+//! | `spread`     | routing of rows to copies                                     |
+//! | `turns`      | how copies agree on the window they call the function for     |
+//! | `row_turns`  | how they agree on calls for a number of rows                  |
+//! | `task`       | the operator: stores rows and calls the function              |
 //! | `simulation` | a simulation from one seed, with failures anywhere; for tests |
 
 mod row_turns;
