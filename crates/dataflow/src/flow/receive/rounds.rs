@@ -297,7 +297,7 @@ mod tests {
     fn rounds_go_on_without_a_stream_that_is_idle() {
         let mut rounds = RoundCollector::new(RoundEnd::Partial, false);
         [true, true].into_iter().for_each(|exists| rounds.add(exists));
-        let mut bring = |rounds: &mut RoundCollector, stream: u32, number: i64| {
+        let bring = |rounds: &mut RoundCollector, stream: u32, number: i64| {
             rounds.push(stream, batch(number));
             rounds.mark(stream)
         };
