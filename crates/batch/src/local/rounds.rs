@@ -55,8 +55,8 @@ pub struct TimeSlices {
     pub start_us: i64,
     /// How long each is, in microseconds.
     pub length_us: NonZeroU64,
-    /// By how much a row may be earlier than one before it of the same copy: a slice is over when a row has come that is
-    /// that much later. `None`: when a watermark says so, and not before.
+    /// By how much a row may be earlier than one before it of the same copy: a slice is over when a row has come that
+    /// is that much later. `None`: when a watermark says so, and not before.
     pub out_of_order_us: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the
-//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has. Where
-//! there are several hosts they may be combined on the way, too, so that a key leaves a host once.
+//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has.
+//! Where there are several hosts they may be combined on the way, too, so that a key leaves a host once.
 
 use std::sync::Arc;
 
@@ -42,9 +42,9 @@ impl KeyedReduce {
         KeyedReduce { buckets: count, ..self }
     }
 
-    /// Along this kind of tree to each copy: [`Overlay::Serial`] for none, `Flat`, `Binomial`, or two of their shapes. By
-    /// default by [rounds](super::Rounds) it is chosen when it is placed; else there is none, for how much comes until
-    /// all sources have ended is not known, and every tree but none moves rows once more that nothing combines with.
+    /// Along this kind of tree to each copy: `Serial` for none, `Flat`, `Binomial`, or two of their shapes. By default
+    /// by [rounds](super::Rounds) it is chosen when it is placed; else there is none, for how much comes until all
+    /// sources have ended is not known, and a tree moves rows once more that nothing combines with.
     #[must_use]
     pub fn along(self, overlay: Overlay) -> Self {
         KeyedReduce { overlay: Some(OverlayChoice::Set(overlay)), ..self }

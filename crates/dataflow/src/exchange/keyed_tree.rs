@@ -18,8 +18,8 @@ use crate::flow::{EdgeMover, FlowPort, Lowering};
 use crate::overlay::KeyedTrees;
 use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 
-/// Adds the stages between `reduced`, which has at most one copy on a worker, and the last step. Returns the output that
-/// the last step begins at, and its mover, which is `mover` but for streams that it does not need.
+/// Adds the stages between an output, which has at most one copy on a worker, and the last step. Returns the output
+/// that the last step begins at, and its mover, which is `mover` but for streams that it does not need.
 pub(super) fn add_keyed_trees(
     lowering: &mut Lowering<'_>,
     trees: KeyedTrees,

@@ -6,7 +6,7 @@
 //! | [`Broadcast`]      | every copy                                                         | one mover, over a tree          |
 //! | [`Gather`]         | one copy                                                           | one mover, or a tree            |
 //! | [`Partition`]      | the copy that owns its key, comes next in turn, or a function names | one mover                       |
-//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, perhaps along trees, partition, reduce |
+//! | [`KeyedReduce`]    | the copy that owns its key, reduced to one row for each key         | reduce, combine, perhaps in trees, reduce |
 //! | [`KeyedGather`]    | the copy that owns its key, one key after the other                 | partition, sort                 |
 //! | [`Reduce`]         | one copy, all reduced to one row                                    | reduce, a tree that combines    |
 //! | [`AllReduce`]      | every copy, all reduced to one row                                  | the same, broadcast             |

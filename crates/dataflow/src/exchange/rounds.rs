@@ -25,8 +25,8 @@ use crate::task::TaskContext;
 ///
 /// The target gets one batch for each round, which may be empty, with rows in the order of the source copies. From
 /// [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) it gets one row for each round, and a batch may hold
-/// several rounds; they ignore messages without rows. By rounds of time they, too, give a batch for each, which is empty
-/// if there were no rows.
+/// several rounds; they ignore messages without rows. By rounds of time they, too, give a batch for each, which is
+/// empty if there were no rows.
 #[derive(Clone)]
 pub struct Rounds<E> {
     exchange: E,

@@ -1,5 +1,6 @@
-//! The stage that makes rounds of slices of event time: beside each copy that sends, it puts rows together to one message
-//! for each slice, with or without rows, so that the n-th message is of slice n. The rest is as with any other messages.
+//! The stage that makes rounds of slices of event time: beside each copy that sends, it puts rows together to one
+//! message for each slice, with or without rows, so that the n-th message is of slice n. The rest is as with any other
+//! messages.
 //!
 //! Which rows are late depends on their order alone, and not on where batches are cut.
 
@@ -244,7 +245,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against one row after the other: a slice with a row of another one, or that depends on where batches are cut.
+        /// Against one row after the other: a row of another slice, or one that is late where batches are cut otherwise.
         #[test]
         fn slices_are_those_of_one_row_at_a_time(
             rows in prop::collection::vec((0i64..6, -8i64..8), 0..60), cuts in prop::collection::vec(1usize..9, 60),
@@ -277,7 +278,7 @@ mod tests {
         }
     }
 
-    /// With a bound of rows a slice would be over that a watermark still holds open; and one without rows must not wait.
+    /// By its rows a slice would be over that a watermark still holds open; and one without rows must not wait.
     #[test]
     fn watermarks_end_slices() {
         let mut slicer = slicer(None);

@@ -2,8 +2,8 @@
 //! some. Workers combine on the way: first those of a host, then hosts.
 //!
 //! All trees have the same steps, and in each of them every worker sends at most one message to another, for all trees
-//! together. The trees are alike, each turned so that its root is where its copy is; so all workers pass on about equally
-//! much. With P workers, w on each of H hosts:
+//! together. The trees are alike, each turned so that its root is where its copy is; so all workers pass on about
+//! equally much. With P workers, w on each of H hosts:
 //!
 //! | overlay    | steps        | a worker sends a round in | a host is sent by            |
 //! |------------|--------------|---------------------------|------------------------------|
