@@ -107,7 +107,9 @@ def wheel_of(sdist: Path, folder: Path) -> Path:
     """Let pip make a wheel of an sdist, in an environment with nothing else."""
     venv.create(folder / "env", with_pip=True)
     print(f"+ pip wheel {sdist.name}", flush=True)
-    command = [folder / "env/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, sdist]
+    # Without a cache: pip knows an sdist by its path, and would take the wheel of an earlier one.
+    pip = [folder / "env/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+    command = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, sdist]
     if subprocess.run(command).returncode != 0:
         sys.exit(f"test-wheel: pip cannot build {sdist.name}")
     (wheel,) = folder.glob("tidemill-*.whl")
