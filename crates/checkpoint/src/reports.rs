@@ -18,17 +18,17 @@ const HELD_MAX: usize = 1024;
 /// Reports of many copies, as they travel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportBundle {
-    /// Before the others, whose copies may have ended since.
+    /// These come before `others`, whose copies may have ended since.
     empty: Vec<EmptyReports>,
     others: Vec<CopyReport>,
 }
 
-/// Copies of a task that have passed a barrier, and had nothing to save.
+/// Copies of a task that have passed a barrier with nothing to save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct EmptyReports {
     epoch: u64,
     task: u32,
-    /// The first of each range, and how many.
+    /// The first copy and the length of each range.
     copies: Vec<(u32, u32)>,
 }
 
@@ -38,11 +38,11 @@ impl ReportBundle {
         serde_json::to_vec(self).expect("reports are made of numbers and texts")
     }
 
-    /// What [`ReportBundle::encode`] made, in a job whose tasks have so many copies each. It is of no more copies than
-    /// there are: some bytes would otherwise become billions of reports.
+    /// Decodes what [`ReportBundle::encode`] made, in a job whose tasks have `copies` copies each. Refuses reports of
+    /// copies that do not exist: otherwise a few bytes could become billions of reports.
     ///
     /// # Errors
-    /// In words, for anything else.
+    /// A description, for anything else.
     pub fn decode(bytes: &[u8], copies: &[u32]) -> Result<Self, String> {
         let bundle: ReportBundle = serde_json::from_slice(bytes).map_err(|error| format!("no reports: {error}"))?;
         match bundle.check(copies) {
@@ -51,7 +51,7 @@ impl ReportBundle {
         }
     }
 
-    /// As a [`ReportMerger`] makes it: tasks and ranges in order, so that no copy is in two of them.
+    /// Checks that tasks and ranges are in order, as a [`ReportMerger`] makes them, so that no copy occurs twice.
     fn check(&self, copies: &[u32]) -> Result<(), String> {
         let of_task = |task: u32| copies.get(task as usize).copied().unwrap_or(0);
         let mut tasks_from = 0;
@@ -96,18 +96,18 @@ pub struct ReportMerger {
     epoch: u64,
     /// Who has spoken of it.
     spoken: BTreeSet<(u32, u32)>,
-    /// By task: of whom nothing else is held.
+    /// By task, the copies with nothing to save.
     empty: BTreeMap<u32, BTreeSet<u32>>,
     others: Vec<CopyReport>,
 }
 
 impl ReportMerger {
-    /// For a worker through which so many copies report, its own among them.
+    /// For a worker through which `copies` copies report, including its own.
     pub fn new(copies: usize) -> Self {
         ReportMerger { copies, ..ReportMerger::default() }
     }
 
-    /// Takes reports. Returns what is to be sent on now.
+    /// Accepts reports. Returns the bundles to send on now.
     pub fn add(&mut self, reports: impl IntoIterator<Item = CopyReport>) -> Vec<ReportBundle> {
         let mut whole = Vec::new();
         for report in reports {
@@ -154,7 +154,7 @@ impl ReportMerger {
     }
 }
 
-/// The first of each range of numbers that follow each other, and how many.
+/// The first number and the length of each range of consecutive numbers.
 fn ranges(numbers: BTreeSet<u32>) -> Vec<(u32, u32)> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(inner.take(), None);
     }
 
-    /// Who waits for one that is late, or for one that has ended, would make the whole job wait.
+    /// Waiting for a late copy, or for one that has ended, would make the whole job wait.
     #[test]
     fn nobody_is_held_up() {
         let mut merger = ReportMerger::new(3);

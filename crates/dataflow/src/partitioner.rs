@@ -13,8 +13,8 @@ pub trait Partitioner: Send + Sync {
     /// The decision for one source copy.
     fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner>;
 
-    /// The target copies that source copy `source` ever sends to, in order, if those are not all: there are no streams
-    /// to others.
+    /// The target copies that source copy `source` ever sends to, in order, if it does not send to all: there are no
+    /// streams to the others.
     fn reach(&self, source: u32) -> Option<&[u32]> {
         let _ = source;
         None

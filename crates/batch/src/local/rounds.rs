@@ -45,8 +45,8 @@ pub enum RoundUnit {
     Time(TimeSlices),
 }
 
-/// Slices of event time, one behind the other. Slice n holds the times from `start_us + n * length_us` on, up to the
-/// beginning of the next one.
+/// Consecutive slices of event time. Slice n holds the times from `start_us + n * length_us` up to the start of the
+/// next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeSlices {
     /// The position of the column with the times: of timestamps or dates.
@@ -55,8 +55,8 @@ pub struct TimeSlices {
     pub start_us: i64,
     /// How long each is, in microseconds.
     pub length_us: NonZeroU64,
-    /// By how much a row may be earlier than one before it of the same copy: a slice is over when a row has come that
-    /// is that much later. `None`: when a watermark says so, and not before.
+    /// How much earlier a row may be than one before it from the same copy: a slice is over once a row has come that is
+    /// later than its end by this much. `None`: only once a watermark says so.
     pub out_of_order_us: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
-//! Rows of one key become one row, at the copy that owns the key. They are reduced at the sender first, and what the
-//! copies of one worker have made of them once more, so that a key leaves a worker once, however many rows it has.
-//! Where there are several hosts they may be combined on the way, too, so that a key leaves a host once.
+//! Rows of one key become one row, at the copy that owns the key. They are first reduced at the sender, and again over
+//! the copies of one worker, so that a key leaves a worker once, however many rows it has. Between several hosts they
+//! may also be combined on the way, so that a key leaves a host once.
 
 use std::sync::Arc;
 
@@ -36,34 +36,33 @@ impl KeyedReduce {
         KeyedReduce { keys: keys.into_iter().map(Into::into).collect(), reduce, buckets: BUCKETS, overlay: None }
     }
 
-    /// With so many buckets of keys, as [`Partition::buckets`].
+    /// With this many buckets of keys, as [`Partition::buckets`].
     #[must_use]
     pub fn buckets(self, count: u32) -> Self {
         KeyedReduce { buckets: count, ..self }
     }
 
-    /// Along this kind of tree to each copy: `Serial` for none, `Flat`, `Binomial`, or two of their shapes. By default
-    /// by [rounds](super::Rounds) it is chosen when it is placed; else there is none, for how much comes until all
-    /// sources have ended is not known, and a tree moves rows once more that nothing combines with.
+    /// Along this kind of tree to each copy: [`Overlay::Serial`] for none, `Flat`, `Binomial`, or two of their shapes.
+    /// By default it is chosen when the graph is placed, with [rounds](super::Rounds); otherwise there is none, since
+    /// how much arrives until all sources have ended is unknown, and rows that nothing combines with move twice.
     #[must_use]
     pub fn along(self, overlay: Overlay) -> Self {
         KeyedReduce { overlay: Some(OverlayChoice::Set(overlay)), ..self }
     }
 
-    /// Along the trees that are chosen for about so many bytes that a worker sends, in a round or in all.
+    /// Along trees chosen for workers that send about `bytes` each, in a round or in all.
     #[must_use]
     pub fn for_messages(self, bytes: u64) -> Self {
         KeyedReduce { overlay: Some(OverlayChoice::ForMessages(bytes)), ..self }
     }
 
-    /// Along the trees with the lowest latency for rounds of about so many bytes of a worker that come at about this
-    /// rate.
+    /// Along the trees with the lowest latency for rounds in which a worker sends about `bytes`, at about this rate.
     #[must_use]
     pub fn for_rate(self, bytes: u64, per_s: u64) -> Self {
         KeyedReduce { overlay: Some(OverlayChoice::ForRate { bytes, per_s }), ..self }
     }
 
-    /// How trees are chosen.
+    /// How to choose trees.
     fn choice(&self, by_rounds: bool) -> OverlayChoice {
         let unknown = if by_rounds { OverlayChoice::default() } else { OverlayChoice::Set(Overlay::Serial) };
         self.overlay.unwrap_or(unknown)
@@ -124,8 +123,8 @@ impl Exchange for KeyedReduce {
     }
 }
 
-/// What leaves the workers whose copies have `reduced` what they had: once more together, where a worker has several of
-/// them and there are others to send to.
+/// The output that leaves each worker: `reduced`, or, if a worker has several of its copies and there are other workers
+/// to send to, a stage that combines those of one worker.
 pub(super) fn combined(lowering: &mut Lowering<'_>, reduced: FlowPort, by: (&[String], &Reduction)) -> FlowPort {
     let copies = lowering.workers_of(reduced).to_vec();
     let mut workers = copies.clone();

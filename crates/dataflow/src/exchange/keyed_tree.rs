@@ -1,8 +1,8 @@
-//! Keyed reductions along trees, one for each target copy ([`KeyedTrees`]): a stage for each step but the last, whose
-//! copies combine what has come and send it on towards the copies that own its keys.
+//! Keyed reductions along trees, one for each target copy ([`KeyedTrees`]). Each step but the last has a stage, whose
+//! copies combine the rows that arrive and send them on toward the copies that own their keys.
 //!
-//! Rows of all trees that go from one worker to another go together, as one message. A step never leads back to an
-//! earlier one, so marks, barriers and ends pass through the stages as through any others.
+//! Rows of all trees that go from one worker to another travel in one message. A step never leads back to an earlier
+//! one, so marks, barriers and ends pass through these stages as through any others.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::flow::{EdgeMover, FlowPort, Lowering};
 use crate::overlay::KeyedTrees;
 use crate::partitioner::{Partitioner, PartitionerContext, RowAssigner, RowAssignment};
 
-/// Adds the stages between an output, which has at most one copy on a worker, and the last step. Returns the output
-/// that the last step begins at, and its mover, which is `mover` but for streams that it does not need.
+/// Adds the stages between `reduced`, which has at most one copy on a worker, and the last step. Returns the output
+/// at which the last step begins, and its mover: `mover` without the streams that it does not need.
 pub(super) fn add_keyed_trees(
     lowering: &mut Lowering<'_>,
     trees: KeyedTrees,
@@ -58,10 +58,10 @@ pub(super) fn add_keyed_trees(
     (from, EdgeMover::Partition(Arc::new(LastStep { mover, reach })))
 }
 
-/// To the copies of a stage, by the worker that is next on the way to the owner of a row's key.
+/// Partitions rows among the copies of a stage, by the worker that is next on the way to the owner of a row's key.
 struct ByHop {
     hasher: KeyHasher,
-    /// Who owns what; and the worker of each copy that does.
+    /// Which copy owns which key, and the worker of each of these copies.
     route: Arc<RouteMap>,
     target_workers: Arc<[u32]>,
     trees: Arc<KeyedTrees>,
@@ -86,7 +86,7 @@ impl Partitioner for ByHop {
         let worker = self.senders[seat.source as usize];
         let next = |&target: &u32| {
             let next = self.trees.next(self.step, worker, target);
-            // A copy that never has rows for a target may be nowhere near the way to it.
+            // A copy that never has rows for a target may be on no way to it.
             self.combining.binary_search(&next).map_or(u32::MAX, |copy| copy as u32)
         };
         Box::new(AssignHop {
@@ -111,7 +111,7 @@ impl RowAssigner for AssignHop {
     }
 }
 
-/// The partition of the last step: who combined for a copy sends to it, and nobody else.
+/// The partition of the last step: a stage copy sends only to the target copies that it combined for.
 struct LastStep {
     mover: Arc<dyn Partitioner>,
     reach: Vec<Vec<u32>>,
@@ -135,7 +135,7 @@ impl Partitioner for LastStep {
     }
 }
 
-/// What hashes the key columns `keys` of rows with `schema`.
+/// The hasher of the key columns `keys` in rows with `schema`.
 pub(super) fn hasher(schema: &SchemaRef, keys: &[String]) -> KeyHasher {
     KeyHasher::new(tidemill_batch::schema::columns(schema, keys).expect("checked before"))
 }

@@ -157,7 +157,7 @@ fn add_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, (overlay, root):
     match lowering.take_rounds() {
         None => add_reduce_tree(lowering, reduction, overlay, root),
         Some(end) if matches!(lowering.round_unit(), RoundUnit::Time(_)) => {
-            // A slice may have no rows at a copy, but it is a round there: this one has marks.
+            // A slice without rows at a copy is still a round there, so this tree needs marks.
             lowering.set_rounds(end, lowering.round_unit());
             add_slices_tree(lowering, reduction, root)
         }
@@ -199,8 +199,8 @@ fn add_reduce_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, overlay: 
     add_tree_stage(lowering, "combine", (from, &schema), (overlay, root), executor, factory)
 }
 
-/// Adds what reduces rounds of time: at every copy, on every worker and every host, and on `root`. Returns the output
-/// that has a batch for each round, with one row, or none if there were none.
+/// Adds the stages that reduce rounds of time: at every copy, on every worker and host, and on `root`. Returns the
+/// output with a batch for each round, which has one row, or none if no rows came.
 fn add_slices_tree(lowering: &mut Lowering<'_>, reduction: &Reduction, root: u32) -> FlowPort {
     let source = lowering.sources()[0];
     let before = stage(lowering, "reduce before", source, &[], reduction);

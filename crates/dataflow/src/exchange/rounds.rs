@@ -5,7 +5,7 @@
 //! A message is one call of [`Output::send`](crate::Output::send), with or without rows. Behind it goes a mark with the
 //! number of its round to every target copy; a copy puts rounds together from what its streams bring between marks. A
 //! reduction of all rows needs none: a message becomes a row on its way, and the n-th row is of round n. A round may
-//! also be so many rows of each copy, what comes between two barriers, or the rows of a slice of event time
+//! also be a number of rows of each copy, what comes between two barriers, or the rows of a slice of event time
 //! ([`RoundUnit`]).
 //!
 //! In a job that makes checkpoints a copy that waits for a barrier reads on however far a stream is ahead: the barrier
@@ -25,8 +25,8 @@ use crate::task::TaskContext;
 ///
 /// The target gets one batch for each round, which may be empty, with rows in the order of the source copies. From
 /// [`Reduce`](super::Reduce) and [`AllReduce`](super::AllReduce) it gets one row for each round, and a batch may hold
-/// several rounds; they ignore messages without rows. By rounds of time they, too, give a batch for each, which is
-/// empty if there were no rows.
+/// several rounds; they ignore messages without rows. With rounds of time they, too, deliver one batch for each round,
+/// which is empty if there were no rows.
 #[derive(Clone)]
 pub struct Rounds<E> {
     exchange: E,

@@ -1,8 +1,7 @@
-//! The stage that makes rounds of slices of event time: beside each copy that sends, it puts rows together to one
-//! message for each slice, with or without rows, so that the n-th message is of slice n. The rest is as with any other
-//! messages.
+//! The stage that makes rounds of slices of event time. Beside each copy that sends, it gathers rows into one message
+//! for each slice, with or without rows, so that message n is slice n. From there on they are messages like any others.
 //!
-//! Which rows are late depends on their order alone, and not on where batches are cut.
+//! Which rows are late depends only on their order, not on where batches are cut.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +18,13 @@ use crate::error::TaskError;
 use crate::flow::{Lowering, StreamElement, TaskFactory};
 use crate::task::Executor;
 
-/// Slices that a copy goes on at once, at most: a row that is further ahead has no time, but a broken record.
+/// The largest number of slices that a copy advances at once: a row further ahead is taken for a broken record.
 const AHEAD_SLICES_MAX: i64 = 1 << 20;
-/// By this name copies share what they keep.
+/// The name of the stage's state among what copies share in checkpoints.
 const SLICES: &str = "rounds of time";
 
 /// # Errors
-/// In words, when there is no such column, or it has no times.
+/// A description, if there is no such column, or it holds no times.
 pub(super) fn check(slices: TimeSlices, schema: &SchemaRef) -> Result<(), String> {
     let field = schema.fields().get(slices.column);
     let field =
@@ -36,7 +35,7 @@ pub(super) fn check(slices: TimeSlices, schema: &SchemaRef) -> Result<(), String
     }
 }
 
-/// Lets the edge begin behind the stage.
+/// Adds the stage, and lets the edge begin behind it.
 pub(super) fn add_stage(lowering: &mut Lowering<'_>, slices: TimeSlices) {
     let (source, schema) = (lowering.sources()[0], SchemaRef::clone(&lowering.source_schemas()[0]));
     let (workers, outputs) = (lowering.workers_of(source).to_vec(), vec![SchemaRef::clone(&schema)]);
@@ -87,7 +86,7 @@ fn slice(slices: TimeSlices, schema: SchemaRef) -> TaskFactory {
     })
 }
 
-/// What a checkpoint has of a copy, beside rows.
+/// What a checkpoint stores of a copy, besides rows.
 #[derive(Serialize, Deserialize)]
 struct SlicerHeader {
     copies: u32,
@@ -102,7 +101,7 @@ struct SlicerHeader {
 struct Slicer {
     slices: TimeSlices,
     schema: SchemaRef,
-    /// The slice that goes out next; those before `over` are over.
+    /// The slice to send next; those before `over` are over.
     next: i64,
     over: i64,
     latest_us: Option<i64>,
@@ -115,7 +114,7 @@ impl Slicer {
         Slicer { slices, schema: SchemaRef::clone(schema), next: 0, over: 0, latest_us: None, held }
     }
 
-    /// Takes rows. Returns how many of them are left out: late ones, and those without a time.
+    /// Accepts rows. Returns how many of them are left out: late ones, and those without a time.
     fn push(&mut self, rows: &RecordBatch) -> Result<usize, TaskError> {
         let times = cast(rows.column(self.slices.column), &DataType::Timestamp(TimeUnit::Microsecond, None))?;
         let times = times.as_primitive::<TimestampMicrosecondType>();
@@ -159,15 +158,15 @@ impl Slicer {
         Ok(left_out)
     }
 
-    /// No row with an earlier time comes any more.
+    /// No row with an earlier time arrives anymore.
     fn advance(&mut self, time: EventTime) {
-        // The end comes by itself, and beyond it nothing is known.
+        // The last watermark lies behind all rows and says nothing of slices; `end` follows.
         if time.is_of_row() {
             self.over = self.over.max(self.slices.slice_of(time.0));
         }
     }
 
-    /// Nothing more comes: what is there is over.
+    /// The input has ended, so all slices that have rows are over.
     fn end(&mut self) {
         if let Some((&last, _)) = self.held.last_key_value() {
             self.over = self.over.max(last + 1);
@@ -184,7 +183,7 @@ impl Slicer {
         Ok(Some(concat_batches(&self.schema, &rows)?))
     }
 
-    /// What it keeps, when all slices that are over have been taken.
+    /// The state to save, once all slices that are over have been taken.
     fn snapshot(&self, copies: u32) -> Result<Snapshot, TaskError> {
         let held = self.held.iter().flat_map(|(slice, rows)| rows.iter().map(|_| *slice)).collect();
         let header = SlicerHeader { copies, next: self.next, over: self.over, latest_us: self.latest_us, held };
@@ -192,7 +191,7 @@ impl Slicer {
         Ok(Snapshot { shared: vec![(SLICES.into(), open_rounds::pack(&header, &rows)?)], ..Snapshot::default() })
     }
 
-    /// Goes on from what the copies kept.
+    /// Resumes from the state that the copies saved.
     fn restore(&mut self, restored: &RestoredState, copy: u32, copies: u32) -> Result<(), TaskError> {
         for (then, bytes) in open_rounds::shared(restored, SLICES) {
             let (header, rows) = open_rounds::unpack::<SlicerHeader>(&self.schema, bytes)?;
@@ -245,7 +244,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against one row after the other: a row of another slice, or one that is late where batches are cut otherwise.
+        /// Compared with one row at a time: finds a slice with a row of another one, or that depends on where batches
+        /// are cut.
         #[test]
         fn slices_are_those_of_one_row_at_a_time(
             rows in prop::collection::vec((0i64..6, -8i64..8), 0..60), cuts in prop::collection::vec(1usize..9, 60),
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// By its rows a slice would be over that a watermark still holds open; and one without rows must not wait.
+    /// Finds a slice that ends before the watermark passes it, and one without rows that waits.
     #[test]
     fn watermarks_end_slices() {
         let mut slicer = slicer(None);
@@ -296,7 +296,7 @@ mod tests {
         assert!(error.contains("slices ahead of the one that is open"), "{error}");
     }
 
-    /// What is held is in the checkpoint, and goes on in the copy that held it.
+    /// The held rows are in the checkpoint, and go back to the copy that held them.
     #[test]
     fn slices_that_are_open_go_on() {
         let mut before = slicer(Some(0));

@@ -1,9 +1,9 @@
-//! Trees for keyed reductions: one for each target copy, up which the rows of its keys go from all workers that have
-//! some. Workers combine on the way: first those of a host, then hosts.
+//! Trees for keyed reductions: one for each target copy. The rows of its keys go up the tree from all workers that have
+//! some, and are combined on the way: first over the workers of a host, then over hosts.
 //!
-//! All trees have the same steps, and in each of them every worker sends at most one message to another, for all trees
-//! together. The trees are alike, each turned so that its root is where its copy is; so all workers pass on about
-//! equally much. With P workers, w on each of H hosts:
+//! All trees have the same steps, and in each step a worker sends at most one message to another, for all trees
+//! together. The trees are alike, each turned so that its root is where its copy is; so all workers pass on about the
+//! same amount. With P workers, w on each of H hosts:
 //!
 //! | overlay    | steps        | a worker sends a round in | a host is sent by            |
 //! |------------|--------------|---------------------------|------------------------------|
@@ -13,7 +13,7 @@
 //! | `Levels`   | as its shapes | as its shapes             | as its shape between hosts   |
 //!
 //! The binomial steps are those of J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport
-//! message-passing systems", 1997: in step i a row that has to go r places on goes 2^i of them if bit i of r is set.
+//! message-passing systems", 1997: in step i a row that has r places to go moves 2^i of them if bit i of r is set.
 
 use std::collections::BTreeSet;
 
@@ -22,9 +22,9 @@ use tidemill_collective::tuner::LinkCost;
 use super::choice::TreeTimes;
 use super::{Overlay, OverlayChoice, Shape, WorkerNetwork};
 
-/// What a step takes beside its messages: a stage of the flow is woken, and makes a batch.
+/// The time that a step takes besides its messages: a stage of the flow wakes up and makes a batch.
 const STAGE_S: f64 = 10e-6;
-/// In the order in which they are preferred where they cost the same.
+/// In order of preference among those that cost the same.
 const CANDIDATES: [Overlay; 5] = [
     Overlay::Serial,
     Overlay::Flat,
@@ -42,15 +42,15 @@ enum Step {
     Hosts(Option<u32>),
 }
 
-/// See the module.
+/// The trees that the module describes.
 pub(crate) struct KeyedTrees {
     /// The workers that take part, by host.
     hosts: Vec<Vec<u32>>,
     /// By worker, its host among these, and its place there.
     places: Vec<(usize, usize)>,
-    /// How rows go on; the last step is to the copies.
+    /// The steps that rows take; the last one is to the copies.
     steps: Vec<Step>,
-    /// By step, and by worker, whom it sends to, itself included: empty of workers that have nothing to send.
+    /// By step and worker, the workers that it sends to, itself included; empty if it has nothing to send.
     reach: Vec<Vec<Vec<u32>>>,
 }
 
@@ -64,7 +64,7 @@ fn nearer(at: usize, to: usize, count: usize, bit: Option<u32>) -> usize {
     }
 }
 
-/// The steps along which everybody of a group of this size gets to one of it.
+/// The steps in which rows of all members of a group of this size get to one member.
 fn bits(shape: Shape, size: usize) -> Vec<Option<u32>> {
     match (shape, size) {
         (_, 0..=1) => Vec::new(),
@@ -74,10 +74,10 @@ fn bits(shape: Shape, size: usize) -> Vec<Option<u32>> {
 }
 
 impl KeyedTrees {
-    /// The shapes between and within hosts of an overlay that keyed reductions can go along; `None` of `Serial`.
+    /// The shapes between and within hosts of an overlay for keyed reductions; `None` for `Serial`.
     ///
     /// # Errors
-    /// In words, of others.
+    /// A description, if keyed reductions cannot use the overlay.
     pub(crate) fn shapes(overlay: Overlay) -> Result<Option<(Shape, Shape)>, String> {
         let known = |shape| matches!(shape, Shape::Flat | Shape::Binomial);
         match overlay {
@@ -131,7 +131,7 @@ impl KeyedTrees {
         if host == target_host { target } else { workers[(at + target_host) % workers.len()] }
     }
 
-    /// Where what `worker` has for `target` goes in a step; perhaps it stays.
+    /// Where the rows that `worker` has for `target` go in a step; they may stay.
     pub(crate) fn next(&self, step: usize, worker: u32, target: u32) -> u32 {
         if step + 1 == self.steps.len() {
             return target;
@@ -155,7 +155,7 @@ impl KeyedTrees {
         self.steps.len()
     }
 
-    /// The workers that are sent something in a step, in order.
+    /// The workers that receive something in a step, in order.
     pub(crate) fn combining(&self, step: usize) -> Vec<u32> {
         let all: BTreeSet<u32> = self.reach[step].iter().flatten().copied().collect();
         all.into_iter().collect()
@@ -188,18 +188,18 @@ impl KeyedTrees {
         reach
     }
 
-    /// What a round takes in which each of `senders` has so many bytes for all copies together. How many of the keys
-    /// that two of them have are the same is not known: half of them are taken to be.
+    /// The time of a round in which each of `senders` has `bytes` for all copies together. How many keys two of them
+    /// share is unknown: half of them are taken to be the same.
     fn times(&self, senders: &[u32], targets: &[u32], network: &WorkerNetwork, bytes: f64) -> TreeTimes {
         let (workers, model) = (self.places.len(), &network.model);
         let share = bytes / targets.len().max(1) as f64;
         let mut total = vec![0.0f64; workers + 2 * self.hosts.len()];
         let mut first_s = 0.0;
-        // By target copy, how many senders' rows are together at each worker.
+        // By target copy, the number of senders whose rows each worker has.
         let mut have = vec![vec![0.0f64; workers]; targets.len()];
         have.iter_mut().for_each(|have| senders.iter().for_each(|&worker| have[worker as usize] = 1.0));
         for step in 0..self.steps.len() {
-            // Workers, and the ways out of and into hosts.
+            // First the workers, then the links out of and into each host.
             let mut busy = vec![0.0f64; total.len()];
             let mut latency_s = 0.0f64;
             let (mut sent, mut next_have) = (vec![0.0f64; workers], vec![vec![0.0f64; workers]; targets.len()]);
@@ -214,7 +214,7 @@ impl KeyedTrees {
                 }
                 for &to in self.reach(step, worker) {
                     let bytes = std::mem::take(&mut sent[to as usize]);
-                    // Whatever comes is combined there, from whomever.
+                    // The receiver combines everything, also its own rows.
                     busy[to as usize] += bytes * (model.reduce_per_byte_s + model.copy_per_byte_s);
                     if to == worker {
                         continue;
@@ -241,8 +241,8 @@ impl KeyedTrees {
 }
 
 impl OverlayChoice {
-    /// The overlay of a keyed reduction from copies on `senders` to those on `targets`, in which a message is what a
-    /// worker has for all of them. On one host nothing is gained by a tree: everybody reaches everybody at once.
+    /// The overlay of a keyed reduction from copies on `senders` to those on `targets`, where a message is what a
+    /// worker has for all of them. On one host a tree gains nothing: all workers reach each other at once.
     pub(crate) fn choose_keyed(self, senders: &[u32], targets: &[u32], network: &WorkerNetwork) -> Overlay {
         let on: BTreeSet<u32> = senders.iter().chain(targets).map(|&worker| network.hosts[worker as usize]).collect();
         let candidates = if on.len() == 1 { &CANDIDATES[..1] } else { &CANDIDATES[..] };
@@ -270,8 +270,8 @@ mod tests {
     }
 
     proptest! {
-        /// A row that does not arrive, or goes to who has no stream from its sender; a host that is sent the rows of a
-        /// copy more than once by another one.
+        /// Finds a row that does not arrive, or goes to a worker without a stream from its sender; and a host that
+        /// sends the rows of a copy to another one more than once.
         #[test]
         fn every_row_arrives_and_leaves_a_host_once(
             hosts in prop::collection::vec(0u32..6, 1..20),
@@ -310,8 +310,8 @@ mod tests {
         OverlayChoice::ForMessages(bytes).choose_keyed(&all, &all, &network)
     }
 
-    /// A stage more costs more than it saves where few send; small messages of many are all overhead; large ones go
-    /// between hosts as seldom as can be.
+    /// With few senders another stage costs more than it saves; small messages of many are all overhead; large ones go
+    /// between hosts as rarely as possible.
     #[test]
     fn size_and_number_decide() {
         assert_eq!(chosen(1, 16, MESSAGE_BYTES), Overlay::Serial);
@@ -321,7 +321,7 @@ mod tests {
         assert!(matches!(chosen(64, 4, 64 << 20), Overlay::Flat | Overlay::Levels { hosts: Shape::Flat, .. }));
     }
 
-    /// In a step of a binomial tree everybody sends to one other at most, whoever has the copies.
+    /// In a step of a binomial tree a worker sends to at most one other, wherever the copies are.
     #[test]
     fn steps_of_a_binomial_tree_are_narrow() {
         for workers in [2, 3, 7, 16] {

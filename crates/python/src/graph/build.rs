@@ -63,7 +63,7 @@ impl PlacementSpec {
     }
 }
 
-/// What a task is but for its function.
+/// A task without its function.
 #[derive(Clone)]
 struct TaskShape {
     name: String,
@@ -100,8 +100,8 @@ pub struct NativeGraph {
 }
 
 impl NativeGraph {
-    /// The same graph, changed. Its functions are this one's, which lives as long: the garbage collector is to see each
-    /// only once.
+    /// A changed copy of the graph. Its functions belong to this graph, which lives as long: the garbage collector must
+    /// see each only once.
     fn changed(&self, change: impl FnOnce(&mut Graph, &[TaskId])) -> NativeGraph {
         let (mut graph, tasks) = (self.graph.lock().clone(), self.tasks.lock().clone());
         change(&mut graph, &tasks);
@@ -208,8 +208,8 @@ impl NativeGraph {
         })
     }
 
-    /// The same graph for a job that makes checkpoints. `starts` has, for each task, the function that starts the thread
-    /// of a copy, given a `NativeStreamCopy`, and whether its input (a source's output) is in rounds.
+    /// The same graph for a job that makes checkpoints. For each task, `starts` has the function that starts the thread
+    /// of a copy, given a `NativeStreamCopy`, and whether its input (for a source, its output) uses rounds.
     fn streaming(&self, py: Python<'_>, starts: Vec<(Py<PyAny>, bool)>) -> NativeGraph {
         let shapes = self.shapes.lock().clone();
         let functions: Vec<GraphFunction> =

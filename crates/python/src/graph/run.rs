@@ -66,8 +66,8 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph with a plan; collective. With `checkpoints`, which name a store of the engine, it resumes from the last
-    /// one. Returns the return values of this worker's copies, by task and copy, and its report.
+    /// Runs a graph with a plan; collective. With `checkpoints`, which name a store of the engine, it resumes from the
+    /// last one. Returns the return values of this worker's copies, by task and copy, and its report.
     #[pyo3(signature = (graph, planned, checkpoints = None))]
     fn run<'py>(
         &self,

@@ -55,7 +55,7 @@ impl RowTurns {
 }
 
 impl<C: Consensus> RowTurns<C> {
-    /// Of a copy, by its place among so many, that goes on where so many rows have been called.
+    /// Like [`RowTurns::new`], with any consensus, for copy `place` of `of`.
     pub(super) fn among(copies: C, (place, of): (usize, usize), size: i64, called: i64) -> Self {
         RowTurns { copies, place, size, called: called.max(0), left: vec![0; of], quiet_ticks: 0 }
     }

@@ -71,8 +71,8 @@ pub(super) trait Consensus {
     /// Whether this copy's proposal has no outcome yet.
     fn is_pending(&self) -> bool;
 
-    /// The combined numbers, once all copies have proposed. At a barrier and at the end, a copy waits for them; otherwise
-    /// it waits briefly if it `waits`.
+    /// The combined numbers, once all copies have proposed. At a barrier and at the end, a copy waits for them;
+    /// otherwise it waits briefly if it `waits`.
     ///
     /// # Errors
     /// A failure of the job; different calls on different copies.
@@ -143,7 +143,7 @@ impl Turns {
 }
 
 impl<C: Consensus> Turns<C> {
-    /// Of a copy that goes on where all windows that end by `called` have been called.
+    /// Like [`Turns::new`], with any consensus.
     pub(super) fn among(copies: C, windows: Option<WindowAssigner>, called: Micros, on_busy: OnBusy) -> Self {
         Turns { copies, windows, now: Micros::MIN, called, on_busy, rested: true }
     }
