@@ -22,7 +22,7 @@ from tidemill._iterate.apart import Apart, Talk
 from tidemill._iterate.result import Iterated, IterationAccount
 from tidemill._iterate.saved import Saved
 from tidemill._job import init
-from tidemill._streaming.checkpoint import Checkpoint, as_checkpoint
+from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
 
 __all__ = ["iterate"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill._iterate.result import IterationAccount
-from tidemill._streaming.checkpoint import Checkpoint
+from tidemill._tables.checkpoint import Checkpoint
 from tidemill._tables.durations import seconds
 from tidemill._tables.errors import DataSetError
 
