@@ -195,11 +195,11 @@ class Talk:
         while any(received < sent for received, (sent, _, _) in zip(self._received, heard, strict=True)):
             self.take()
             pause()
-        # Nobody leaves the others in an all-reduce.
-        if self._votes < max(votes for _, votes, _ in heard):
-            self._vote = self._comm.Iallreduce(np.zeros(3, np.int64), self._found)
+        # Nobody leaves the others in an all-reduce. After a failure this worker may be in the one before theirs.
         if self._vote is not None:
             self._vote.Wait()
+        if self._votes < max(votes for _, votes, _ in heard):
+            self._comm.Iallreduce(np.zeros(3, np.int64), self._found).Wait()
         for request in self._requests:
             request.Wait()
         self._comm.Free()
