@@ -1,9 +1,9 @@
-"""A graph of applications: a stream, a query, and a solver, each on workers of its own, in one job.
+"""A graph of applications in one job: a stream, a query, and a solver, each on a group of the workers.
 
 tidemill run -n 3 examples/applications.py
-A stream counts clicks by window, a query averages a table of prices by product, and a solver fits a model of both. The
-placement gives the first two, which run at the same time, workers of their own, and the third, which needs what they find,
-the workers of both. Rows go from program to program in memory, and each runs as soon as it has what it needs.
+A stream counts clicks by window, a query averages a table of prices by product, and a solver fits a model to both. The first
+two run at the same time, and the placement gives each workers of its own. The solver needs what they find, and gets the workers
+of both. Rows go from program to program in memory, and each runs as soon as it has what it needs.
 """
 
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Location and options of a stream's checkpoints."""
+"""Location and options of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Checkpoint", "as_checkpoint"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Location and options of a stream's checkpoints, for ``checkpoint=`` of `DataSet.write_stream`.
+    """Location and options of checkpoints, for ``checkpoint=`` of `DataSet.write_stream` and `tidemill.Graph.run`.
 
-    A path alone stands for ``Checkpoint(path)``. `tidemill.iterate` takes it, too, with a folder, `interval` and `keep`.
+    A path alone stands for ``Checkpoint(path)``. `tidemill.iterate` takes it, too, but only a folder, `interval` and `keep`.
 
     Parameters
     ----------

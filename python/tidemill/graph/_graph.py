@@ -448,9 +448,10 @@ class Graph:
             Whether every worker gets the return values of all copies (which must support pickle), or only those of its
             own.
         checkpoint : tidemill.stream.Checkpoint, str or Path, optional
-            Save the positions of sources (`Context.position`) and what other functions keep (`Context.state`) in this
-            folder while the graph runs, and go on from the last checkpoint there. All tasks but sources have
-            ``each=True``.
+            A folder that all workers share, or the URL of one in an object store. While the graph runs, the positions of
+            sources (`Context.position`) and what other functions keep (`Context.state`) are saved there every 10 seconds,
+            or every ``interval`` of a `Checkpoint`. If it has a checkpoint, the graph goes on from the last one. All tasks
+            but sources have ``each=True``.
 
         Returns
         -------

@@ -59,7 +59,7 @@ class Result:
     Attributes
     ----------
     values : dict of str to dict of int to object
-        Return values of functions, by task and copy, except None.
+        Return values of functions, by task and copy, except None; of tasks with ``each=True`` the last `Context.state`.
     seconds : dict of str to dict of int to float
         Seconds of processor time of the functions' threads, by task and copy.
     traffic : dict of (str, str) to int

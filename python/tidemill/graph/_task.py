@@ -240,13 +240,22 @@ class Context:
         """Where a source goes on after a restart: what it has set last, or what the checkpoint has that the graph goes on
         from; None at first.
 
-        Set it to anything that can be pickled, after what is sent before it. From a position on a source sends the same
-        rows again after a restart, in the same order; those that came before the checkpoint are left out.
+        Set it to anything that can be pickled, after you have sent what comes before it. After a restart, a source sends the
+        same rows again from its position on, in the same order; those that came before the checkpoint are left out.
+
+        Raises
+        ------
+        GraphError
+            If you set it in a task with inputs.
         """
         return self._position
 
     @position.setter
     def position(self, value: Any) -> None:
+        if self._inputs:
+            raise GraphError(
+                f"task {self.task!r} is no source, and has no position: keep what it needs in context.state", self.task
+            )
         self._position = value
         if isinstance(self._copy, NativeStreamCopy):
             self._copy.position(pickle.dumps(value, protocol=5))
