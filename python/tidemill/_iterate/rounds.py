@@ -225,8 +225,8 @@ def iterate(
     TypeError, ValueError
         If arguments do not fit together.
     DataSetError
-        If a checkpoint is damaged, is not signed as it should be, has another number of parts than there are workers, or
-        is of the other form.
+        If no checkpoint in the folder can be used, or one is not signed as it should be, has another number of parts than
+        there are workers, or is of the other form.
     Exception
         The exception that your function raised on this worker. The other workers raise a `RuntimeError` with the worker
         and the message.

@@ -36,8 +36,8 @@ def _refused(task: Task) -> str | None:
         )
     if task.inputs and not task._each:
         return (
-            "its function reads its input by itself, and how far it has come is not known; pass each=True, and keep what it "
-            "needs in context.state"
+            "its function reads its input by itself, and how far it has come is not known; pass each=True and a function of one "
+            "message, which keeps what it needs in context.state"
         )
     if not task.inputs and len(task.outputs) != 1:
         return f"a source has one output port there, not {', '.join(task.outputs)}; use a source for each"

@@ -102,8 +102,11 @@ class Rounds:
         if self.rows is not None and _number("Rounds: rows", self.rows) < 1:
             raise GraphError(f"Rounds: rows={self.rows}: a round has at least one row")
         if self.time is None:
-            if self.on is not None or self.start is not None:
-                raise GraphError('Rounds: on= and start= are for rounds of time; pass their length, such as time="1s"')
+            if self.on is not None or self.start is not None or self.max_out_of_orderness != 0:
+                raise GraphError(
+                    "Rounds: on=, start= and max_out_of_orderness= are for rounds of time; pass their length, such as "
+                    'time="1s"'
+                )
             return
         if self.rows is not None:
             raise GraphError("Rounds: a round is either so many rows or a length of time; pass rows= or time=")
