@@ -13,7 +13,7 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, TimestampMicrosecondArray};
 use arrow::datatypes::{DataType, SchemaRef, TimeUnit};
 use bytes::Bytes;
-use common::counting::{Outside, World, quiet, run_graph};
+use common::counting::{Outside, World, quiet, run_graph, run_on};
 use common::schema;
 use tidemill_dataflow::exchange::*;
 use tidemill_dataflow::stream::source::{Source, SourceEvent};
@@ -97,7 +97,9 @@ fn run(workers: &[u32], copies: u32, seed: u64, exchange: impl Exchange + Clone 
         let sink = TaskSpec::sink("outside", move |context| Ok(Outside::new(&of_sink, context.copy())));
         let sink = graph.add(sink.input("in").copies(copies));
         graph.connect(source, sink, exchange.clone());
-        match run_graph(workers, folder.path(), &graph, quiet) {
+        // Two are on a host, so that there are trees.
+        let hosts: Vec<u32> = (0..workers).map(|worker| worker - worker % 2).collect();
+        match run_on(&hosts, folder.path(), &graph, None, quiet) {
             Ok(()) => break,
             Err(error) => assert!(error.to_string().contains("the fuse has blown"), "{error}"),
         }

@@ -339,6 +339,18 @@ pub fn run_unaligned(
     unaligned_after: Option<Duration>,
     look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
+    run_on(&vec![0; workers as usize], folder, graph, unaligned_after, look)
+}
+
+/// [`run_unaligned`] on workers of these hosts, as it were, each named by its first worker.
+pub fn run_on(
+    hosts: &[u32],
+    folder: &std::path::Path,
+    graph: &Graph,
+    unaligned_after: Option<Duration>,
+    look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
+) -> Result<(), DataflowError> {
+    let workers = hosts.len() as u32;
     let outcomes = run_ranks(workers, |comm| {
         // In some runs checkpoints are reported by way of others.
         let report_fanout = (workers % 2 == 1).then_some(1);
@@ -349,9 +361,7 @@ pub fn run_unaligned(
             report_fanout,
             ..RunnerSettings::default()
         };
-        // Two are taken to be on a host: trees have something to choose.
-        let hosts = (0..workers).map(|worker| worker - worker % 2).collect();
-        let runner = Runner::new(&comm, settings).unwrap().on_hosts(hosts);
+        let runner = Runner::new(&comm, settings).unwrap().on_hosts(hosts.to_vec());
         let store = CheckpointStore::folder(folder).unwrap();
         let interval = Duration::from_millis(25);
         let checkpoints = CheckpointSettings { interval, unaligned_after, keep: 2, ..CheckpointSettings::new(store) };
