@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tidemill._collective_errors import fail_together
 from tidemill._iterate.result import IterationAccount
 from tidemill._tables.checkpoint import Checkpoint
 from tidemill._tables.durations import seconds
@@ -55,7 +56,7 @@ class Manifest:
 
 
 class Saved:
-    """The checkpoints of one iteration; all methods are collective, except `due`."""
+    """The checkpoints of one iteration; all methods are collective, except `due`. `newest` comes first."""
 
     def __init__(self, comm: Any, account: IterationAccount, given: Checkpoint, rounds: int | None, form: str) -> None:
         if "://" in os.fspath(given.path):
@@ -68,7 +69,7 @@ class Saved:
         self._interval_s: float | None = _INTERVAL_S if rounds is None else None
         if given.interval is not None:
             self._interval_s = seconds(given.interval, "interval")
-        self._key = _key()
+        self._key: bytes | None = None
         self._round, self._begin = 0, time.monotonic()
 
     def due(self, number: int) -> bool:
@@ -82,6 +83,8 @@ class Saved:
 
         These are part r, r + P, r + 2 P and so on for rank r of P workers. Returns None if there is no checkpoint.
         """
+        # A host may lack the file with the key.
+        self._key = fail_together(self._comm, _key, _without_key)
         found: list[Manifest] | Exception = []
         if self._comm.rank == 0:
             try:
@@ -219,6 +222,10 @@ def _key() -> bytes | None:
     if len(key) < 16:
         raise DataSetError("the key that signs checkpoints must have at least 16 bytes")
     return key
+
+
+def _without_key(said: str, worker: int | None) -> DataSetError:
+    return DataSetError(said if worker is None else f"the key that signs checkpoints, on worker {worker}: {said}")
 
 
 def _write(file: Path, body: bytes) -> None:
