@@ -69,7 +69,8 @@ def test_heavy_edges_stay_on_a_host() -> None:
 def test_more_programs_than_workers_share() -> None:
     tasks = [program(name, workers=2, cores=cores) for name, cores in zip("abcd", [1, 5, 1, 4], strict=True)]
     assert Applications()(tasks, workers_on("x", "x")) == {"a": [1], "b": [0], "c": [0], "d": [1]}
-    assert Applications()(tasks[:2], workers_on("x")) == {"a": [0], "b": [0]}
+    few = [program(name, workers=1) for name in "ab"]
+    assert Applications()(few, workers_on("x")) == {"a": [0], "b": [0]}
     heavy = [program(name, workers=1, memory_mib=60) for name in "ab"]
     with pytest.raises(tm.GraphError, match=r"worker 0 would run a, b, which need .*TIDEMILL_MEMORY"):
         Applications()(heavy, workers_on("x", memory_mib=100))
