@@ -200,13 +200,12 @@ mod tests {
             let n = network.rows();
             let mut matrix = vec![vec![0.0; n]; n];
             let mut links = Vec::new();
-            for a in 0..n {
-                network.each_weighted(a, |b, weight| {
-                    if (b as usize) < a && matrix[a][b as usize] == 0.0 {
-                        (matrix[a][b as usize], matrix[b as usize][a]) = (weight + 1.0, weight + 1.0);
-                        links.push((a as u32, b, weight + 1.0));
-                    }
-                });
+            for (a, b, weight) in (0..n).flat_map(|a| network.weighted(a).map(move |(b, weight)| (a, b, weight + 1.0))) {
+                let at = b as usize;
+                if at < a && matrix[a][at] == 0.0 {
+                    (matrix[a][at], matrix[at][a]) = (weight, weight);
+                    links.push((a as u32, b, weight));
+                }
             }
             let mut expected = vec![0.0; n];
             for a in 0..n {
