@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +23,15 @@ from tidemill._collective_errors import fail_together
 from tidemill._job import Job, current_group, init
 from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
 from tidemill._tables.engine import bytes_of, engine, memory_budget
-from tidemill._tidemill import GraphRunner, NativeCopy, NativeExchange, NativeGraph, NativeStreamCopy
+from tidemill._tables.errors import DataSetError
+from tidemill._tidemill import (
+    GraphCheckpoints,
+    GraphRunner,
+    NativeCopy,
+    NativeExchange,
+    NativeGraph,
+    NativeStreamCopy,
+)
 from tidemill.graph._applications import Applications
 from tidemill.graph._checkpoint import check_streaming, has_rounds
 from tidemill.graph._errors import GraphError
@@ -486,13 +495,14 @@ class Graph:
             self._agree(job, lambda: self._check(job, placement, checkpoint is not None))
             runner = _runner(job)
             native, planned = self._agree(job, lambda: self._planned(job, placement))
-            settings = None
+            saves = None
             if checkpoint is not None:
                 native = native.streaming(
                     [(task._start, has_rounds(task, self._tasks, self._edges)) for task in self._tasks]
                 )
-                settings = checkpoint._native(at_most_once=False, drop_state=[]), engine()
-            values, report = runner.run(native, planned, settings)
+                options = partial(checkpoint._native, at_most_once=False, drop_state=[])
+                saves = self._agree(job, lambda: GraphCheckpoints(options(), engine()))
+            values, report = runner.run(native, planned, saves)
             seconds = {task.name: task._run.seconds for task in self._tasks}
             own = _Outcome(values, seconds, self._sent(report["edges"]))
             outcome = _shared(job, own) if share else own
@@ -658,7 +668,7 @@ class Graph:
         """Return this worker's result if all succeed; otherwise all raise."""
 
         def says(error: Exception) -> str:
-            if isinstance(error, GraphError):
+            if isinstance(error, (GraphError, DataSetError)):
                 return str(error)
             return f"graph {self.name!r}: the placement failed\n{''.join(traceback.format_exception(error))}".rstrip()
 

@@ -23,6 +23,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<stream_copy::NativeStreamCopy>()?;
     m.add_class::<exchange::NativeExchange>()?;
     m.add_class::<exchange::NativeReduction>()?;
+    m.add_class::<run::GraphCheckpoints>()?;
     m.add_class::<run::GraphRunner>()?;
     m.add_function(wrap_pyfunction!(message::object_table, m)?)?;
     m.add_function(wrap_pyfunction!(message::array_table, m)?)?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use tidemill_dataflow::checkpoint::CheckpointSettings;
 use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 use tidemill_dataflow::{DataflowError, RunReport, Runner, RunnerSettings, WorkerInfo};
 
@@ -24,6 +25,19 @@ type Values = HashMap<String, HashMap<u32, Py<PyAny>>>;
 
 /// How long Ctrl-C may go unnoticed.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Where a graph saves its checkpoints, and how.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct GraphCheckpoints(CheckpointSettings);
+
+#[pymethods]
+impl GraphCheckpoints {
+    /// Opens the store, which is one of the engine's. Not collective: it may fail on one worker alone.
+    #[new]
+    fn new(py: Python<'_>, options: CheckpointOptions, engine: &QueryEngine) -> PyResult<Self> {
+        options.settings(py, engine, Some(DeliveryGuarantee::ExactlyOnce)).map(GraphCheckpoints)
+    }
+}
 
 /// Runs graphs on the workers of a job.
 #[pyclass(frozen, module = "tidemill._tidemill")]
@@ -66,18 +80,17 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph with a plan; collective. With `checkpoints`, which name a store of the engine, it resumes from the
-    /// last one. Returns the return values of this worker's copies, by task and copy, and its report.
+    /// Runs a graph with a plan; collective. With `checkpoints`, it resumes from the last one. Returns the return values of
+    /// this worker's copies, by task and copy, and its report.
     #[pyo3(signature = (graph, planned, checkpoints = None))]
     fn run<'py>(
         &self,
         py: Python<'py>,
         graph: &NativeGraph,
         planned: Planned,
-        checkpoints: Option<(CheckpointOptions, PyRef<'py, QueryEngine>)>,
+        checkpoints: Option<PyRef<'py, GraphCheckpoints>>,
     ) -> PyResult<(Values, Bound<'py, PyDict>)> {
-        let exactly = Some(DeliveryGuarantee::ExactlyOnce);
-        let settings = checkpoints.map(|(options, engine)| options.settings(py, &engine, exactly)).transpose()?;
+        let settings = checkpoints.map(|checkpoints| checkpoints.0.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, outcome) = sync_channel(1);
         let (runner, built, asked) = (Arc::clone(&self.runner), graph.graph.lock().clone(), Arc::clone(&stop));
