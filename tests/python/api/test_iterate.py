@@ -367,6 +367,8 @@ def failing(case: str) -> tuple[str, str]:
     try:
         if case == "keys":
             tm.iterate({"x": 1}, **keyed)
+        elif case == "sync":
+            tm.iterate(0, local=local, sync="async" if job.rank == 1 else "global")
         elif case == "async":
             tm.iterate(
                 0, local=local_bad_later, boundary=lambda state: dict.fromkeys(range(job.size), state), sync="async"
@@ -390,6 +392,7 @@ def failing(case: str) -> tuple[str, str]:
         ("objects", ("RuntimeError", "TypeError"), "an array of object, which has no sum"),
         ("kind", ("ValueError", "ValueError"), "on different workers"),
         ("keys", ("ValueError", "ValueError"), "the key 'x' is on worker 0 and on worker 1"),
+        ("sync", ("ValueError", "ValueError"), "sync= is global on worker 0 and async on worker 1"),
     ],
 )
 def test_an_error_on_one_worker_is_raised_on_all(case: str, kinds: tuple[str, str], message: str) -> None:
