@@ -64,8 +64,9 @@ class Rounds:
     time : str, float or timedelta, optional
         Length of event time that makes a round, as a duration (``"1s"``, ``"5m"``, seconds). Round n has the rows whose
         time is from ``start + n * time`` on, before the beginning of the next round, and may have none. It is complete
-        when every source copy has sent a row of a later round, or has ended, whatever `end` says. Ports of tables only;
-        not in loops.
+        when every source copy has sent a row of a later round, or has ended, whatever `end` says. A gap in the times sends
+        a message for each round in it, without rows; a row more than 2**20 rounds ahead of the one that is open is an
+        error. Ports of tables only; not in loops.
     on : str, optional
         The column with the times, of timestamps or dates; with `time`. Rows of a copy come in the order of their times:
         one that comes after a row of a later round is left out, and counted (`EdgeReport.late_rows`), as are rows without
