@@ -100,6 +100,17 @@ def test_other_rows_than_before_are_refused(tmp_path: Path) -> None:
         build(2).run(checkpoint=tmp_path)
 
 
+def test_only_sources_have_positions() -> None:
+    def place(message: Any, context: Any) -> None:
+        context.position = message
+
+    graph = tm.Graph("placed")
+    source = graph.source("numbers", lambda out, context: out.send(1), parallelism=1)
+    graph.connect(source, graph.sink("kept", place, parallelism=1, each=True), tm.exchange.gather())
+    with pytest.raises(tm.GraphError, match=r"task 'kept' is no source, and has no position.*context\.state"):
+        graph.run()
+
+
 def nothing(*_: Any) -> None:
     pass
 
