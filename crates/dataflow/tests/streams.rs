@@ -4,13 +4,13 @@
 mod common;
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
-use arrow::datatypes::TimestampMillisecondType;
+use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 use bytes::Bytes;
 use common::counting::{
     Numbers, Outside, SPLITS, World, check, events, graph, graph_into, quiet, run, run_unaligned, totals,
@@ -18,13 +18,15 @@ use common::counting::{
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
 use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
-use tidemill_dataflow::exchange::{Direct, Partition};
+use tidemill_dataflow::exchange::{Direct, KeyedReduce, Partition, Reduction, RoundEnd, RoundUnit, Rounds, TimeSlices};
 use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
-use tidemill_dataflow::stream::{BarrierControl, EventTime};
-use tidemill_dataflow::{Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskError, TaskSpec};
+use tidemill_dataflow::stream::{BarrierControl, EventTime, Mark};
+use tidemill_dataflow::{
+    Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, StreamElement, TaskError, TaskSpec,
+};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Failures at any moment, followed by a job of another size: what was committed before fits what is committed later.
@@ -226,6 +228,113 @@ fn rows_that_wait_are_not_late() {
     });
     outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
     assert_eq!(found.load(Ordering::SeqCst), 0);
+}
+
+/// What a copy of [`Pausing`] does next.
+enum PausingStep {
+    Row(i64),
+    /// It looks at this time, and has nothing.
+    Look(std::time::Instant),
+    /// It waits until the test is so far.
+    Await(u64),
+    Say(u64),
+}
+
+/// How far the test is.
+const IDLE_SEEN: u64 = 1;
+const AWAKE_SEEN: u64 = 2;
+const OTHER_SENT: u64 = 3;
+
+struct Pausing {
+    steps: std::iter::Peekable<std::vec::IntoIter<PausingStep>>,
+    progress: Arc<AtomicU64>,
+    begun: std::time::Instant,
+}
+
+impl Source for Pausing {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
+        loop {
+            match self.steps.peek() {
+                None => return Poll::Ready(Ok(SourceEvent::End)),
+                Some(PausingStep::Await(until)) if self.progress.load(Ordering::SeqCst) < *until => {
+                    if self.begun.elapsed() > Duration::from_secs(60) {
+                        return Poll::Ready(Err(format!("the test has not come to step {until}").into()));
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                _ => {}
+            }
+            match self.steps.next() {
+                Some(PausingStep::Row(time)) => {
+                    return Poll::Ready(pausing_row(time).map(|rows| SourceEvent::rows(0, rows)));
+                }
+                Some(PausingStep::Look(at)) => return Poll::Ready(Ok(SourceEvent::Idle { split: 0, at })),
+                Some(PausingStep::Say(step)) => _ = self.progress.fetch_max(step, Ordering::SeqCst),
+                Some(PausingStep::Await(_)) | None => {}
+            }
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
+}
+
+fn pausing_row(time: i64) -> Result<RecordBatch, TaskError> {
+    let column = |value: i64| Arc::new(Int64Array::from(vec![value]));
+    let time = Arc::new(TimestampMillisecondArray::from(vec![time]));
+    Ok(RecordBatch::try_new(events(), vec![column(0), column(1), time])?)
+}
+
+/// A source that pauses in a slice and goes on in it: its rows wait for the end of the slice, and another source that
+/// ends it first must not make them late.
+#[test]
+fn who_goes_on_in_a_slice_is_awaited() {
+    let (progress, begun) = (Arc::new(AtomicU64::new(0)), std::time::Instant::now());
+    let sums = Arc::new(Mutex::new(Vec::new()));
+    let mut graph = Graph::new("pausing");
+    let pause = Duration::from_secs(3600);
+    let (of_source, of_target, found) = (Arc::clone(&progress), Arc::clone(&progress), Arc::clone(&sums));
+    let source = TaskSpec::source("pausing", Some(WatermarkStrategy::of("time").idle_after(pause)), move |context| {
+        use PausingStep::{Await, Look, Row, Say};
+        let mut steps = vec![Row(1), Look(begun), Look(begun + pause)];
+        steps.extend(match context.copy() {
+            0 => vec![Await(IDLE_SEEN), Row(2), Await(OTHER_SENT), Row(11)],
+            _ => vec![Await(AWAKE_SEEN), Row(12), Say(OTHER_SENT)],
+        });
+        Ok(Pausing { steps: steps.into_iter().peekable(), progress: Arc::clone(&of_source), begun })
+    });
+    let source = graph.add(source.output("out", events()).copies(2));
+    let target = TaskSpec::new("sums", move |inputs, _, _| {
+        let (progress, sums) = (Arc::clone(&of_target), Arc::clone(&found));
+        async move {
+            let mut input = inputs.into_only();
+            while let Some(item) = input.recv().await? {
+                match item {
+                    StreamElement::Batch(rows) => {
+                        let counts = rows.column(1).as_primitive::<Int64Type>().values();
+                        sums.lock().unwrap().push(counts.iter().sum::<i64>());
+                    }
+                    StreamElement::Mark(Mark::Idle) => _ = progress.fetch_max(IDLE_SEEN, Ordering::SeqCst),
+                    StreamElement::Mark(_) => _ = progress.fetch_max(AWAKE_SEEN, Ordering::SeqCst),
+                }
+            }
+            Ok(())
+        }
+    });
+    let target = graph.add(target.streaming().input("in").copies(1));
+    let length_us = 10_000.try_into().unwrap();
+    let slices = TimeSlices { column: 2, start_us: 0, length_us, out_of_order_us: None };
+    let sum = KeyedReduce::new(["key"], Reduction::new().sum("place"));
+    graph.connect(source, target, Rounds::new(sum, RoundEnd::Strict).of(RoundUnit::Time(slices)));
+    let outcome = run_ranks(1, |comm| {
+        let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
+        runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
+    });
+    outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+    assert_eq!(*sums.lock().unwrap(), [3, 2]);
 }
 
 /// Has a valid row and an invalid record at once.

@@ -123,8 +123,8 @@ pub(super) async fn map_rounds(
                     return Ok(());
                 }
             }
-            StreamElement::Mark(Mark::Idle) => output.mark(&Mark::Idle).await?,
-            StreamElement::Mark(_) => {}
+            // That nothing comes for now, and that it comes again.
+            StreamElement::Mark(mark) => output.mark(&mark).await?,
         }
     }
     Ok(())

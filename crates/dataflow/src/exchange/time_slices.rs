@@ -47,7 +47,7 @@ pub(super) fn add_stage(lowering: &mut Lowering<'_>, slices: TimeSlices) {
 
 fn slice(slices: TimeSlices, schema: SchemaRef) -> TaskFactory {
     Arc::new(move |inputs, outputs, context| {
-        let mut slicer = Slicer::new(slices, &schema);
+        let (mut slicer, mut is_idle) = (Slicer::new(slices, &schema), false);
         Box::pin(async move {
             let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
             if let Some(restored) = context.restored() {
@@ -56,10 +56,18 @@ fn slice(slices: TimeSlices, schema: SchemaRef) -> TaskFactory {
             while output.is_wanted()
                 && let Some(item) = input.recv().await?
             {
+                let wakes = matches!(item, StreamElement::Batch(_) | StreamElement::Mark(Mark::Watermark(_)));
+                if wakes && std::mem::take(&mut is_idle) {
+                    // Its rows are held until their slice is over, and slices would end without them meanwhile.
+                    output.mark(&Mark::Watermark(EventTime::MIN)).await?;
+                }
                 match item {
                     StreamElement::Batch(rows) => output.note_late(slicer.push(&rows)?),
                     StreamElement::Mark(Mark::Watermark(time)) => slicer.advance(time),
-                    StreamElement::Mark(Mark::Idle) => output.mark(&Mark::Idle).await?,
+                    StreamElement::Mark(Mark::Idle) => {
+                        is_idle = true;
+                        output.mark(&Mark::Idle).await?;
+                    }
                     StreamElement::Mark(Mark::Barrier(barrier)) => {
                         if let Some(states) = context.states() {
                             states.save_kept(barrier.epoch, |_| slicer.snapshot(context.copies()))?;

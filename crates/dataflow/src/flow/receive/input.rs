@@ -102,9 +102,12 @@ pub struct Input {
     /// Set if the edges that lead here use rounds; also who saves open rounds.
     rounds: Option<RoundCollector>,
     saved_by: Option<(u32, Arc<CopyStates>)>,
-    /// Comes there behind the rounds that are complete; and whether it is to be told there that nothing comes for now.
+    /// Comes there behind the rounds that are complete; whether it is to be told there that nothing comes for now;
+    /// whether that was told last; and whether it is to be told first that something comes again.
     next_barrier: Option<Barrier>,
     is_idle_next: bool,
+    is_idle: bool,
+    is_awake_next: bool,
     /// What comes before all else there.
     round_replay: Option<RoundReplay>,
     /// Whether the task is part of a loop: what it waits for may wait for it.
@@ -132,6 +135,8 @@ impl Input {
             saved_by: None,
             next_barrier: None,
             is_idle_next: false,
+            is_idle: false,
+            is_awake_next: false,
             round_replay: None,
             in_loop,
             pace: None,
@@ -348,6 +353,9 @@ impl Input {
     fn poll_round(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<(u32, StreamElement)>, DataflowError>> {
         self.restore_rounds()?;
         loop {
+            if std::mem::take(&mut self.is_awake_next) {
+                return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Watermark(EventTime::MIN))))));
+            }
             let rounds = self.rounds.as_mut().expect("the edges go by rounds");
             match rounds.take() {
                 Ok(Some(batches)) => {
@@ -367,6 +375,7 @@ impl Input {
                 return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Barrier(barrier))))));
             }
             if std::mem::take(&mut self.is_idle_next) && self.marks.is_some() {
+                self.is_idle = true;
                 return Poll::Ready(Ok(Some((0, StreamElement::Mark(Mark::Idle)))));
             }
             if let Some(mark) = self.marks.as_mut().and_then(MarkMerger::next_mark) {
@@ -385,8 +394,12 @@ impl Input {
             let Poll::Ready((stream, packet)) = self.inlet.poll_take(None, context) else { return Poll::Pending };
             let item = self.unpack(stream, packet)?;
             let rounds = self.rounds.as_mut().expect("just seen");
+            if matches!(item, Some(StreamElement::Batch(_) | StreamElement::Mark(Mark::Watermark(_)))) {
+                self.is_awake_next = std::mem::take(&mut self.is_idle);
+            }
             match item {
                 Some(StreamElement::Batch(batch)) => rounds.push(stream, batch),
+                Some(StreamElement::Mark(Mark::Watermark(EventTime::MIN))) => rounds.wake(stream),
                 Some(StreamElement::Mark(Mark::Watermark(_))) => {
                     let late = rounds.mark(stream);
                     metrics::add(&self.streams[stream as usize].edge.metrics.late_rows, late as u64);

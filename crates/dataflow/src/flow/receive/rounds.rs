@@ -99,9 +99,13 @@ impl RoundCollector {
     }
 
     pub(super) fn push(&mut self, stream: u32, batch: RecordBatch) {
-        let of = &mut self.streams[stream as usize];
-        of.idle = false;
-        of.open.push(batch);
+        self.wake(stream);
+        self.streams[stream as usize].open.push(batch);
+    }
+
+    /// A stream is no longer idle: rounds wait for it again.
+    pub(super) fn wake(&mut self, stream: u32) {
+        self.streams[stream as usize].idle = false;
     }
 
     /// The round of a stream is over. Returns how many rows of it are left out: the round had gone on without them.
@@ -313,6 +317,13 @@ mod tests {
         assert_eq!(rounds.take(), Ok(None), "it is awaited again");
         assert_eq!(bring(&mut rounds, 1, 12), 0);
         assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [2, 12]);
+        // It brings rows later, and says so before another one ends the round.
+        rounds.set_idle(1);
+        rounds.wake(1);
+        bring(&mut rounds, 0, 3);
+        assert_eq!(rounds.take(), Ok(None), "it is awaited again");
+        bring(&mut rounds, 1, 13);
+        assert_eq!(numbers(&rounds.take().unwrap().unwrap()), [3, 13]);
     }
 
     impl RoundCollector {

@@ -245,11 +245,14 @@ impl Outlet {
 
     /// Sends what is collected, and `mark` behind it.
     async fn mark(&mut self, mark: &Mark) -> Result<(), TaskError> {
-        // Where it goes by rounds a watermark is the end of one; and only those of time go on without who is idle.
+        // Where it goes by rounds a watermark is the end of one, but for the least, which ends idleness; and only those
+        // of time go on without who is idle.
         let edge = &self.way.edge;
         let passes = match mark {
             Mark::Barrier(_) => true,
-            Mark::Idle => edge.rounds.is_none() || matches!(edge.round_unit, RoundUnit::Time(_)),
+            Mark::Idle | Mark::Watermark(EventTime::MIN) => {
+                edge.rounds.is_none() || matches!(edge.round_unit, RoundUnit::Time(_))
+            }
             Mark::Watermark(_) => edge.rounds.is_none(),
         };
         if !passes {
