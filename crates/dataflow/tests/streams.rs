@@ -17,7 +17,7 @@ use common::counting::{
 };
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
-use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, Manifest, Snapshot};
 use tidemill_dataflow::exchange::{Direct, KeyedReduce, Partition, Reduction, RoundEnd, RoundUnit, Rounds, TimeSlices};
 use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::placement::RoundRobin;
@@ -25,7 +25,7 @@ use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
 use tidemill_dataflow::stream::{BarrierControl, EventTime, Mark};
 use tidemill_dataflow::{
-    Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, StreamElement, TaskError, TaskSpec,
+    Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, StreamElement, TaskContext, TaskError, TaskSpec,
 };
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -335,6 +335,68 @@ fn who_goes_on_in_a_slice_is_awaited() {
     });
     outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
     assert_eq!(*sums.lock().unwrap(), [3, 2]);
+}
+
+/// Counts the rows that it passes on.
+struct Counter {
+    before: u64,
+    rows: u64,
+    /// What it began with and came to, of each run.
+    kept: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+impl Operator for Counter {
+    fn begin(&mut self, context: &TaskContext) {
+        let saved = context.restored().and_then(|restored| restored.splits.get("rows"));
+        self.before = saved.map_or(0, |bytes| u64::from_le_bytes(bytes.as_ref().try_into().unwrap()));
+        self.rows = self.before;
+    }
+
+    fn on_batch(&mut self, _: usize, batch: RecordBatch, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        self.rows += batch.num_rows() as u64;
+        emit.send(batch);
+        Ok(EmitStatus::Done)
+    }
+
+    fn kept_at_end(&mut self) -> Result<Snapshot, TaskError> {
+        self.kept.lock().unwrap().push((self.before, self.rows));
+        let rows = Bytes::copy_from_slice(&self.rows.to_le_bytes());
+        Ok(Snapshot { splits: vec![("rows".into(), rows)], ..Snapshot::default() })
+    }
+}
+
+/// A task that ends because nobody takes its output keeps its state, for who goes on from there.
+#[test]
+fn who_ends_early_keeps_its_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = Arc::<Mutex<Vec<(u64, u64)>>>::default();
+    for _ in 0..2 {
+        let mut graph = Graph::new("early");
+        let source = TaskSpec::source("busy", None, |_| {
+            Ok(Busy { steps: (0..100).map(|time| (0, Some(time))).collect::<Vec<_>>().into_iter() })
+        });
+        let source = graph.add(source.output("out", events()).copies(1));
+        let of_counter = Arc::clone(&kept);
+        let counter =
+            TaskSpec::operator("counter", move |_| Ok(Counter { before: 0, rows: 0, kept: Arc::clone(&of_counter) }));
+        let counter = graph.add(counter.streaming().input("in").output("out", events()).copies(1));
+        let first = TaskSpec::new("first", |inputs, _, _| async move {
+            inputs.into_only().recv().await?;
+            Ok(())
+        });
+        let first = graph.add(first.streaming().input("in").copies(1));
+        graph.connect(source, counter, Direct);
+        graph.connect(counter, first, Direct);
+        let outcomes = run_ranks(1, |comm| {
+            let runner = Runner::new(&comm, RunnerSettings { threads: 1, ..RunnerSettings::default() }).unwrap();
+            let checkpoints = CheckpointSettings::in_folder(folder.path()).unwrap();
+            runner.run_job(&graph, &RoundRobin, Some(&checkpoints), &mut |_| Ok(())).map(drop)
+        });
+        outcomes.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+    }
+    let kept = kept.lock().unwrap();
+    let [(0, first), (second, _)] = kept[..] else { panic!("{kept:?}") };
+    assert!(first > 0 && first == second, "{kept:?}");
 }
 
 /// Has a valid row and an invalid record at once.

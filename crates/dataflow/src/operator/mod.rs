@@ -209,7 +209,8 @@ pub trait Operator: Send {
     }
 
     /// What it keeps behind its end, for who goes on from a checkpoint that was made later; nothing, most often. Asked
-    /// after [`Operator::on_end`], and of one that had ended in the checkpoint that the job goes on from.
+    /// after [`Operator::on_end`], or without it when nobody takes its output any more, and of one that had ended in
+    /// the checkpoint that the job goes on from.
     ///
     /// # Errors
     /// Fails the task.
@@ -316,7 +317,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     async fn run(&mut self) -> Result<(), TaskError> {
         while !self.inputs.is_over() {
             if !self.outputs.is_wanted() {
-                return Ok(());
+                return self.end().await;
             }
             if self.inputs.is_idle() {
                 self.outputs.flush().await?;
@@ -343,6 +344,11 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
         }
         let flow = self.work.time(0, || self.operator.on_end(&mut self.emit))?;
         self.send(flow).await?;
+        self.end().await
+    }
+
+    /// Saves what the operator keeps behind its end.
+    async fn end(&mut self) -> Result<(), TaskError> {
         if let Some(states) = self.context.states() {
             let kept = self.operator.kept_at_end()?;
             self.outputs.finish().await?;
