@@ -15,7 +15,7 @@
 //! The binomial steps are those of J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport
 //! message-passing systems", 1997: in step i a row that has r places to go moves 2^i of them if bit i of r is set.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidemill_collective::tuner::LinkCost;
 
@@ -193,18 +193,21 @@ impl KeyedTrees {
     fn times(&self, senders: &[u32], targets: &[u32], network: &WorkerNetwork, bytes: f64) -> TreeTimes {
         let (workers, model) = (self.places.len(), &network.model);
         let share = bytes / targets.len().max(1) as f64;
+        // By worker, the share of its copies together: their rows take the same way.
+        let mut shares = BTreeMap::<u32, f64>::new();
+        targets.iter().for_each(|&target| *shares.entry(target).or_default() += share);
         let mut total = vec![0.0f64; workers + 2 * self.hosts.len()];
         let mut first_s = 0.0;
-        // By target copy, the number of senders whose rows each worker has.
-        let mut have = vec![vec![0.0f64; workers]; targets.len()];
+        // By worker with target copies, the number of senders whose rows each worker has.
+        let mut have = vec![vec![0.0f64; workers]; shares.len()];
         have.iter_mut().for_each(|have| senders.iter().for_each(|&worker| have[worker as usize] = 1.0));
         for step in 0..self.steps.len() {
             // First the workers, then the links out of and into each host.
             let mut busy = vec![0.0f64; total.len()];
             let mut latency_s = 0.0f64;
-            let (mut sent, mut next_have) = (vec![0.0f64; workers], vec![vec![0.0f64; workers]; targets.len()]);
+            let (mut sent, mut next_have) = (vec![0.0f64; workers], vec![vec![0.0f64; workers]; shares.len()]);
             for worker in 0..workers as u32 {
-                for (&target, (have, next_have)) in targets.iter().zip(have.iter().zip(&mut next_have)) {
+                for ((&target, share), (have, next_have)) in shares.iter().zip(have.iter().zip(&mut next_have)) {
                     let of = have[worker as usize];
                     if of > 0.0 {
                         let next = self.next(step, worker, target) as usize;
