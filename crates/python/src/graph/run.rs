@@ -80,8 +80,8 @@ impl GraphRunner {
         self.runner.workers().iter().map(of).collect()
     }
 
-    /// Runs a graph with a plan; collective. With `checkpoints`, it resumes from the last one. Returns the return values of
-    /// this worker's copies, by task and copy, and its report.
+    /// Runs a graph with a plan; collective. With `checkpoints`, it resumes from the last one. Returns the return
+    /// values of this worker's copies, by task and copy, and its report.
     #[pyo3(signature = (graph, planned, checkpoints = None))]
     fn run<'py>(
         &self,
