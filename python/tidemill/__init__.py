@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -241,12 +242,19 @@ if "TIDEMILL_CRASH_DIR" in os.environ:
     _crash.install()
 
 
+#: Two threads that load modules which import each other can find one half loaded, so one loads at a time.
+_loading = threading.RLock()
+# A child made by fork does not have the thread that may hold it.
+os.register_at_fork(after_in_child=_loading._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 def __getattr__(name: str) -> Any:
     if name not in _SOURCES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, inner = _SOURCES[name]
-    found = importlib.import_module(module)
-    value = found if inner is None else getattr(found, inner)
+    with _loading:
+        found = importlib.import_module(module)
+        value = found if inner is None else getattr(found, inner)
     globals()[name] = value
     return value
 

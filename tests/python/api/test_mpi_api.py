@@ -105,6 +105,26 @@ def test_the_import_loads_little() -> None:
     assert not heavy & set(loaded), heavy & set(loaded)
 
 
+def test_threads_may_load_parts_at_the_same_time() -> None:
+    code = """
+import sys, threading
+import tidemill as tm
+
+sys.setswitchinterval(1e-5)
+names = ["stream", "from_dict", "from_pylist", "group", "Graph", "networks", "iterate", "ml"]
+gate = threading.Barrier(len(names))
+
+def load(name):
+    gate.wait()
+    getattr(tm, name)
+    print(name + "\\n", end="")
+
+for thread in [threading.Thread(target=load, args=(name,)) for name in names]:
+    thread.start()
+"""
+    assert len(run_python(code).split()) == 8
+
+
 def test_the_import_joins_no_job() -> None:
     """A program that only prints its help must not wait for workers that do not exist."""
     code = "from tidemill.mpi import MPI; print(MPI.SUM.is_predefined, MPI.COMM_NULL == MPI.Comm())"
