@@ -299,11 +299,11 @@ fn who_goes_on_in_a_slice_is_awaited() {
     let (of_source, of_target, found) = (Arc::clone(&progress), Arc::clone(&progress), Arc::clone(&sums));
     let source = TaskSpec::source("pausing", Some(WatermarkStrategy::of("time").idle_after(pause)), move |context| {
         use PausingStep::{Await, Look, Row, Say};
-        let mut steps = vec![Row(1), Look(begun), Look(begun + pause)];
-        steps.extend(match context.copy() {
-            0 => vec![Await(IDLE_SEEN), Row(2), Await(OTHER_SENT), Row(11)],
-            _ => vec![Await(AWAKE_SEEN), Row(12), Say(OTHER_SENT)],
-        });
+        // Copy 1 has no row in the slice: it may lose rows by rights if copy 0 ends before copy 1 is awake.
+        let steps = match context.copy() {
+            0 => vec![Row(1), Look(begun), Look(begun + pause), Await(IDLE_SEEN), Row(2), Await(OTHER_SENT)],
+            _ => vec![Look(begun), Look(begun + pause), Await(AWAKE_SEEN), Row(12), Say(OTHER_SENT)],
+        };
         Ok(Pausing { steps: steps.into_iter().peekable(), progress: Arc::clone(&of_source), begun })
     });
     let source = graph.add(source.output("out", events()).copies(2));
@@ -334,7 +334,7 @@ fn who_goes_on_in_a_slice_is_awaited() {
         runner.run_job(&graph, &RoundRobin, None, &mut |_| Ok(())).map(drop)
     });
     outcome.unwrap().into_iter().collect::<Result<(), _>>().unwrap();
-    assert_eq!(*sums.lock().unwrap(), [3, 2]);
+    assert_eq!(*sums.lock().unwrap(), [2, 1]);
 }
 
 /// Counts the rows that it passes on.
