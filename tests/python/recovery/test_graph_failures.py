@@ -168,7 +168,7 @@ def test_what_cannot_be_placed_says_why() -> None:
     graph = tm.Graph("placed")
     graph.connect(*two(graph), tm.exchange.partition())
     for placement, text in [
-        ("random", '"round_robin", "first_fit" or "locality"'),
+        ("random", '"round_robin", "first_fit", "locality" or "applications"'),
         ({"a": [0, 0]}, "the plan does not say where the 3 copies of task 'b' run"),
         ({"a": [0, 0], "b": [0, 0, 1]}, "the plan puts task 'b' on worker 1, but the last of the workers"),
         ({"a": [0], "b": [0, 0, 0]}, 'task "a"'),
