@@ -23,6 +23,7 @@ from tidemill._iterate.result import Iterated, IterationAccount
 from tidemill._iterate.saved import Saved
 from tidemill._job import init
 from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
+from tidemill._tables.workers import differing
 
 __all__ = ["iterate"]
 
@@ -260,7 +261,11 @@ def iterate(
     if sync == "partial" and local_sweeps is None and test is None:
         raise ValueError('sync="partial" needs local_sweeps=, until= or local_until=: otherwise a round has no end')
     comm = init().comm if comm is None else comm
-    _check_alike(comm, sync=sync, checkpoint="None" if place is None else str(place.path))
+    if comm.size > 1:
+        # Workers that differ in these would wait for each other in different calls.
+        difference = differing(comm, {"sync": sync, "checkpoint": "None" if place is None else str(place.path)})
+        if difference is not None:
+            raise ValueError(f"iterate: {difference}")
     account = IterationAccount(sync, {"global": 1, "partial": local_sweeps, "async": local_sweeps or 1}[sync])
     form = "items" if local is None else "arrays"
     saved = None if place is None else Saved(comm, account, place, checkpoint_rounds, form)
@@ -286,20 +291,6 @@ def _check(local: Any, boundary: Any, receive: Any, lmap: Any, lreduce: Any, *re
         )
     if local is None and (lmap is None or lreduce is None):
         raise TypeError("iterate needs local=, or both lmap= and lreduce=")
-
-
-def _check_alike(comm: Any, **arguments: str) -> None:
-    """Raise, on every worker, if their arguments differ: they would wait for each other in different calls. Collective."""
-    if comm.size == 1:
-        return
-    first, *others = comm.allgather(arguments)
-    for worker, given in enumerate(others, 1):
-        for name, words in first.items():
-            if given[name] != words:
-                raise ValueError(
-                    f"iterate: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on "
-                    "every worker"
-                )
 
 
 @dataclass

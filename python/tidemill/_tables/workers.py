@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tidemill import _progress
 from tidemill._callback import check_outside
@@ -24,6 +24,7 @@ __all__ = [
     "collect_in_order",
     "collect_local",
     "comm",
+    "differing",
     "from_first",
     "reading",
     "report_bad_rows",
@@ -46,13 +47,19 @@ def check_alike(call: str, **arguments: str) -> None:
     if job.size == 1:
         return
     check_outside(DataSetError)
-    first, *others = job.comm.allgather(arguments)
+    difference = differing(job.comm, arguments)
+    if difference is not None:
+        raise DataSetError(f"{call}: {difference}")
+
+
+def differing(comm: Any, arguments: Mapping[str, str]) -> str | None:
+    """Return in which argument the workers of a communicator differ, the same on all; None if in none. Collective."""
+    first, *others = comm.allgather(arguments)
     for worker, given in enumerate(others, 1):
         for name, words in first.items():
             if given[name] != words:
-                raise DataSetError(
-                    f"{call}: {name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on every worker"
-                )
+                return f"{name}= is {words} on worker 0 and {given[name]} on worker {worker}; it must be the same on every worker"
+    return None
 
 
 def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) -> T:

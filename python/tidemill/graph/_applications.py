@@ -82,8 +82,9 @@ class _Planner:
                 sent = 1.0 if measured is None else float(measured.traffic.get((source, task.name), 0))
                 self.sends[source][task.name] = sent
         self.links: dict[str, dict[str, float]] = {name: self._links(name) for name in self.programs}
-        reached = {name: set(self._reached(name)) for name in self.programs} if share else {}
-        self.after: dict[str, set[str]] = {name: reached.get(name, set()) for name in self.programs}
+        self.reached = {name: self._reached(name) for name in self.programs}
+        #: Of each program, those that may have its workers once it has ended.
+        self.after: dict[str, set[str]] = self.reached if share else {name: set() for name in self.programs}
         seconds = (
             {} if measured is None else {name: sum(measured.seconds.get(name, {}).values()) for name in self.programs}
         )
@@ -105,15 +106,15 @@ class _Planner:
 
     # What runs when
 
-    def _reached(self, start: str) -> list[str]:
-        """Return the tasks that a task leads to, the nearest first."""
-        found: dict[str, None] = {}
+    def _reached(self, start: str) -> set[str]:
+        """Return the tasks that a task leads to."""
+        found: set[str] = set()
         waiting = [start]
         for name in waiting:
-            new = [target for target in self.sends[name] if target not in found]
-            found.update(dict.fromkeys(new))
+            new = self.sends[name].keys() - found
+            found |= new
             waiting.extend(new)
-        return list(found)
+        return found
 
     def _links(self, start: str) -> dict[str, float]:
         """Return the programs that a program sends to, and how much, also by way of tasks that are none."""
@@ -132,8 +133,7 @@ class _Planner:
 
     def _in_order(self) -> list[str]:
         """Return the programs, each behind those that lead to it."""
-        reached = {name: set(self._reached(name)) for name in self.programs}
-        return sorted(self.programs, key=lambda name: sum(name in reached[other] for other in self.programs))
+        return sorted(self.programs, key=lambda name: sum(name in self.reached[other] for other in self.programs))
 
     def _depends(self, one: str, other: str) -> bool:
         return other in self.after[one] or one in self.after[other]
