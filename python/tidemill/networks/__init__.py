@@ -1,11 +1,12 @@
 """Networks: nodes and links, on one worker or on all, with networkx's definitions.
 
-`read` makes a `Network` of files, tables, arrays and objects of other libraries. Functions compute on it, such as
-`pagerank`, `bfs`, `shortest_paths`, `connected_components` or `louvain`; what they return answers by id, is an array, and
-becomes a table. `follow` keeps degrees, components and PageRank of a network whose links come and go on a stream. With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange
-boundary values after every sweep or less often.
+`read` makes a `Network` from files, tables, arrays, and objects of other libraries. Functions such as `pagerank`,
+`bfs`, `shortest_paths`, `connected_components` and `louvain` compute on it; you can use their results by id, as an
+array, or as a table. `follow` keeps degrees, components and PageRank of a network whose links come and go on a stream.
+With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange boundary values
+after every sweep or less often.
 
-`tidemill.Graph` is something else: the graph of tasks.
+`tidemill.Graph` is something else: a graph of tasks.
 """
 
 from __future__ import annotations

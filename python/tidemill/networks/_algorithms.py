@@ -1,7 +1,7 @@
 """Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
 
-Those that can synchronize partially are in `_iterations.py`. Each names its source, and agrees with networkx where that
-has the same.
+Algorithms that can synchronize partially are in `_iterations.py`. Each algorithm names its source, and gives the same
+results as networkx if that has the algorithm, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def numbers_or_none(nodes: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 def bfs(network: Network, source: Any, *, n_threads: int | None = None) -> Search:
-    """Search in breadth from a node, along the directions of links.
+    """Search breadth-first from a node, along the directions of links.
 
     Large levels are searched from below. Source: Beamer, Asanović and Patterson (2012), Direction-optimizing
     breadth-first search.
@@ -55,12 +55,13 @@ def bfs(network: Network, source: Any, *, n_threads: int | None = None) -> Searc
     network : Network
     source : id of a node
     n_threads : int, optional
-        Threads of this worker; by default the launcher's setting, else its share of the host's CPUs. So everywhere.
+        Threads of this worker; by default the launcher's setting, else its share of the host's CPUs. Other functions have
+        the same argument.
 
     Returns
     -------
     Search
-        ``values`` are the levels, (n,) int32; -1 where not reached.
+        ``values`` are the levels, (n,) int32; -1 for nodes that are not reached.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def distances(
     cutoff: float | None = None,
     n_threads: int | None = None,
 ) -> NDArray[np.float64]:
-    """Compute the distances from each of several nodes to all: of all pairs, if `sources` is not given.
+    """Compute the distances from each of several nodes to all nodes; of all pairs, if you do not pass `sources`.
 
     Parameters
     ----------
@@ -95,12 +96,12 @@ def distances(
     Returns
     -------
     ndarray of float64, shape (k, n)
-        Infinite where not reached. It takes 8 k n bytes.
+        Infinite for nodes that are not reached. It takes 8 k n bytes.
 
     Raises
     ------
     ValueError
-        For a negative weight, with its link.
+        If a weight is negative; the message names its link.
     KeyError
         If there is no such node.
     """
@@ -117,7 +118,9 @@ def distances(
 
 
 def strong_components(network: Network, *, n_threads: int | None = None) -> Components:
-    """Find the strongly connected components: their nodes reach each other. Those of an undirected network are connected.
+    """Find the strongly connected components, whose nodes reach each other.
+
+    In an undirected network, these are the connected components.
 
     Returns
     -------
@@ -248,26 +251,27 @@ def betweenness(
     seed: int | None = None,
     n_threads: int | None = None,
 ) -> Scores:
-    """Compute betweenness centrality: the share of shortest paths that lead over each node.
+    """Compute betweenness centrality: the share of shortest paths that lead through each node.
 
-    From one sample, that of the sampled node itself is NaN.
+    With a single sample, the value of the sampled node itself is NaN.
 
     Source: Brandes (2001), A faster algorithm for betweenness centrality; the scale is networkx's.
 
     Parameters
     ----------
     network : Network
-        Loops and parallel links do not count; `weighted`, of parallel links the shortest does.
+        Loops and parallel links do not count; with `weighted`, the shortest of parallel links does.
     weighted : bool, default=False
         Whether weights are lengths of links. By default, paths are shortest by number of links.
     samples : int or iterable of ids, optional
-        Estimate it from shortest paths from so many nodes, drawn at random, or from these nodes; by default from all.
+        Estimate it from the shortest paths from this many nodes, drawn at random, or from these nodes; by default from
+        all.
     normalized : bool, default=True
         Divide by the number of pairs that the node is not part of.
     endpoints : bool, default=False
-        Whether a path leads over its ends, too.
+        Whether a path counts for its ends, too.
     seed : int, optional
-        Of the drawing of samples.
+        Seed for drawing samples.
 
     Returns
     -------
@@ -276,7 +280,8 @@ def betweenness(
     Raises
     ------
     ValueError
-        If `samples` is not from 1 to n; or if `weighted`, for a length that is not finite or not above 0, with its link.
+        If `samples` is not from 1 to n; or, with `weighted`, if a length is not finite or not above 0; the message
+        names its link.
     """
     n = network.n
     if samples is None:
@@ -312,7 +317,7 @@ def betweenness_scale(
 
 
 def core_numbers(network: Network) -> Cores:
-    """Compute core numbers: the largest k for which a node is in a subnetwork where all have at least k links.
+    """Compute core numbers: the largest k such that the node is in a subnetwork whose nodes all have at least k links.
 
     Links of both directions count; loops do not. Source: Batagelj and Zaveršnik (2003), An O(m) algorithm for cores
     decomposition of networks.
@@ -383,9 +388,9 @@ def louvain(
     network : Network
         Undirected; parallel links count as one with the sum of their weights.
     resolution : float, default=1.0
-        More than 1 favors smaller communities.
+        Values above 1 favor smaller communities.
     threshold : float, default=1e-7
-        End when a level raises modularity by less.
+        End when a level raises modularity by less than this.
     max_levels : int, optional
 
     Returns
@@ -412,10 +417,10 @@ def leiden(
 ) -> Communities:
     """Find communities of high modularity by Leiden's method: unlike those of `louvain`, each is connected.
 
-    Source: Traag, Waltman and van Eck (2019), From Louvain to Leiden: guaranteeing well-connected communities. Where they
-    draw the community to which a node is refined, it is the one that gains most.
+    Source: Traag, Waltman and van Eck (2019), From Louvain to Leiden: guaranteeing well-connected communities. Where
+    they draw the community that a node is refined to, this takes the one that gains most.
 
-    Parameters and results are those of `louvain`, as are the errors.
+    Parameters, results and errors are those of `louvain`.
     """
     return _communities(network, "leiden", weighted, resolution, threshold, max_levels, seed, n_threads)
 
@@ -442,7 +447,7 @@ def _communities(
 
 
 def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_threads: int | None = None) -> Forest:
-    """Find a spanning tree of each component with the smallest sum of weights.
+    """Find the spanning tree with the smallest sum of weights for each component.
 
     Source: Borůvka (1926), O jistém problému minimálním.
 
@@ -456,7 +461,7 @@ def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_thread
     Returns
     -------
     Forest
-        Of n minus the number of components links.
+        It has n minus the number of components links.
 
     Raises
     ------
@@ -471,14 +476,16 @@ def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_thread
 
 
 def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
-    """Find a maximum flow from a node to another, and a minimum cut between them; weights are capacities, 1 without.
+    """Find a maximum flow from one node to another, and a minimum cut between them.
+
+    Weights are capacities; without weights, each capacity is 1.
 
     Source: Dinic (1970), Algorithm for solution of a problem of maximum flow in networks with power estimation.
 
     Parameters
     ----------
     network : Network
-        Over a link of an undirected one, its capacity flows in either direction. A capacity may be infinite.
+        If it is undirected, a link's capacity can flow in either direction. A capacity may be infinite.
     source, sink : ids of nodes
 
     Returns

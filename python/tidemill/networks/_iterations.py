@@ -86,28 +86,28 @@ def pagerank(
 ) -> Scores:
     """Compute PageRank by the power method.
 
-    Source: Page, Brin, Motwani and Winograd (1999), The PageRank citation ranking. Parameters and results are
-    networkx's; partial synchronization is described in docs/networks.md.
+    Source: Page, Brin, Motwani and Winograd (1999), The PageRank citation ranking. Parameters and results are those of
+    networkx; docs/networks.md describes partial synchronization.
 
     Parameters
     ----------
     network : Network
-        On an undirected one, links lead both ways.
+        If it is undirected, links lead both ways.
     alpha : float, default=0.85
         Damping.
     personalization : mapping of id to float, or array-like (n,), optional
-        Where the walk goes when it does not follow a link, in any scale; by default everywhere alike. Nodes that a
+        Where the walk goes when it does not follow a link, in any scale; by default to all nodes alike. Nodes that a
         mapping does not name count as 0.
     start : mapping or array-like (n,), optional
-        Scores to begin with, in any scale; by default all alike.
+        Scores to begin with, in any scale; by default all the same.
     dangling : mapping, array-like (n,) or "drop", optional
-        Where the walk goes from nodes without links that leave them; by default as `personalization`. ``"drop"`` loses
+        Where the walk goes from nodes without outgoing links; by default as in `personalization`. ``"drop"`` loses
         their score.
     weighted : bool, default=True
         Whether links are followed in proportion to their weights.
     tol : float, default=1e-6
-        End when an iteration changes the scores by less than ``n * tol`` in sum, as in networkx, or with
-        ``rule="largest"``, each by less than `tol`.
+        End when the changes of all scores in an iteration add up to less than ``n * tol``, as in networkx; or, with
+        ``rule="largest"``, when each score changes by less than `tol`.
     max_iter : int, default=100
         Iterations, or with `sync`, rounds.
     normalized : bool, default=True
@@ -115,8 +115,8 @@ def pagerank(
     sync : {"global", "partial", "auto", "async"}, optional
         Compute on all workers of the job, or of `tidemill.ml.using`; see the table of the module. Collective: every
         worker calls it with the same network and gets all scores. With ``"global"`` they are bitwise the same for any
-        number of workers and any partition. With ``"async"``, common rounds at the end see to it that `tol` is kept; it
-        needs `dangling` to be None or ``"drop"``. By default this worker computes alone.
+        number of workers and any partition. With ``"async"``, common rounds at the end make sure that the result meets
+        `tol`; `dangling` must be None or ``"drop"``. By default this worker computes alone.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``; by default 4.
     method : optional
@@ -126,19 +126,19 @@ def pagerank(
     Returns
     -------
     Scores
-        With `sync`, its ``account`` says what was exchanged.
+        With `sync`, its ``account`` has what was exchanged.
 
     Warns
     -----
     ConvergenceWarning
-        If `max_iter` ended it.
+        If it ended at `max_iter`.
 
     Raises
     ------
     ValueError
         If a parameter is out of range, or a weight or a given score is negative or not finite.
     KeyError
-        If a mapping names a node that there is not.
+        If a mapping names a node that does not exist.
 
     Examples
     --------
@@ -552,9 +552,10 @@ def shortest_paths(
     cutoff : float, optional
         Nodes farther than this count as not reached.
     sync : {"global", "partial", "auto", "async"}, optional
-        Compute on all workers, as in `pagerank`. Distances are bitwise the same with each; of several shortest paths,
-        another one may be found. ``"auto"`` is ``"partial"`` where at most 5 % of the links are between workers, and
-        else ``"global"``: much that a worker found by itself would be found again.
+        Compute on all workers, as in `pagerank`. Distances are bitwise the same with each mode; if there are several
+        shortest paths, modes may find different ones. ``"auto"`` is ``"partial"`` if at most 5 % of the links are
+        between workers, and otherwise ``"global"``, because workers would then have to correct much of what they find
+        alone.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``: the number of rounds over active nodes before an exchange; by default
         until nothing changes.
@@ -568,7 +569,7 @@ def shortest_paths(
     Raises
     ------
     ValueError
-        For a negative weight, with its link.
+        If a weight is negative; the message names its link.
     KeyError
         If there is no such node.
 
@@ -617,7 +618,7 @@ def connected_components(
     method: Method | ArrayLike = "greedy",
     n_threads: int | None = None,
 ) -> Components:
-    """Find connected components; of a directed network the weakly connected ones, as if links had no direction.
+    """Find connected components; in a directed network, the weakly connected ones, as if links had no direction.
 
     Source: Sutton, Ben-Nun and Barak (2018), Optimizing parallel graph connectivity computation via subgraph sampling.
 
@@ -625,7 +626,7 @@ def connected_components(
     ----------
     network : Network
     sync : {"global", "partial", "auto", "async"}, optional
-        Compute on all workers, as in `pagerank`; the result is the same with each. ``"auto"`` chooses as in
+        Compute on all workers, as in `pagerank`; the result is the same with each mode. ``"auto"`` chooses as in
         `shortest_paths`.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``; by default until nothing changes.

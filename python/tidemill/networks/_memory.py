@@ -15,25 +15,25 @@ _SMALL_BYTES = 64 << 20
 
 
 class NetworkTooLargeError(TidemillError, MemoryError):
-    """A network takes more memory than this worker's budget; the message has both."""
+    """A network takes more memory than this worker's budget; the message has both numbers."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `read` will take, in bytes, from a look at a file.
+    """How much memory `read` will take, estimated from the beginning of a file.
 
     Attributes
     ----------
     links : int
-        About how many lines with links there are.
+        Approximate number of lines with links.
     weighted : bool
-        Whether they have weights.
+        Whether links have weights.
     held_bytes : int
-        What the network takes once it is read, without ids.
+        Bytes that the network takes once it is read, without ids.
     peak_bytes : int
-        What is taken while it is read.
+        Bytes that reading it takes.
     budget_bytes : int or None
-        What this worker may take; None for no limit.
+        Bytes that this worker may take; None if there is no limit.
     """
 
     links: int

@@ -32,10 +32,10 @@ Duplicates = Literal["first", "sum", "min", "max", "keep"]
 class Network:
     """Nodes and links, directed or not, with or without weights. Made by `read`.
 
-    Nodes have numbers from 0 to ``n - 1``, and the ids of their source. Everything that takes a node takes its id;
-    arrays of results are in the order of the numbers.
+    Nodes have numbers from 0 to ``n - 1``, and ids from the source. All functions take nodes by id; arrays of results
+    are in the order of the numbers.
 
-    A network can be passed to networkx's functions that the back end of Tidemill implements: ``nx.pagerank(net)``.
+    You can pass a network to networkx's functions that Tidemill's backend implements: ``nx.pagerank(net)``.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Network:
         Number of links; of an undirected network, each counts once.
     directed : bool
     offsets : ndarray of int64, shape (n + 1,)
-        The links that leave node ``v`` stand at ``offsets[v]:offsets[v + 1]``; read-only, as are the others.
+        The links that leave node ``v`` are at ``offsets[v]:offsets[v + 1]``; read-only, like the other arrays.
     targets : ndarray of uint32
-        Of each link the node that it leads to, ascending within a node.
+        The node that each link leads to, in ascending order for each source.
     weights : ndarray of float64 or None
         Beside `targets`.
     ids : ndarray, shape (n,)
@@ -56,7 +56,7 @@ class Network:
         Memory of the rows, the ids and what was derived from them so far.
     coordinates : ndarray of float64, shape (n, 2), or None
     attributes : dict
-        What else the source says, such as ``source`` and ``sink`` of a flow problem.
+        Other information from the source, such as ``source`` and ``sink`` of a flow problem.
     """
 
     #: By which networkx knows whose object this is.
@@ -124,17 +124,17 @@ class Network:
 
     @property
     def targets(self) -> NDArray[np.uint32]:
-        """Of each link the node that it leads to."""
+        """The node that each link leads to."""
         return self.rows.targets
 
     @property
     def sources(self) -> NDArray[np.uint32]:
-        """Of each link the node that it leaves; made anew each time."""
+        """The node that each link leaves; computed on each call."""
         return np.repeat(np.arange(self.n, dtype=np.uint32), np.diff(self.offsets))
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """Of each link its weight."""
+        """The weight of each link."""
         return self.rows.weights
 
     @property
@@ -288,7 +288,7 @@ class Network:
         Parameters
         ----------
         duplicates : {"first", "sum", "min", "max", "keep"}
-            What becomes of links between the same two nodes, as in `read`.
+            How to treat several links between the same two nodes, as in `read`.
         """
         if not self.directed:
             return self
@@ -304,7 +304,7 @@ class Network:
         )
 
     def reverse(self) -> Network:
-        """Return the network with each link turned round; of an undirected one, itself."""
+        """Return the network with each link reversed; an undirected network returns itself."""
         if not self.directed:
             return self
         turned = Network(self.incoming(), self._ids, directed=True, coordinates=self.coordinates)
@@ -325,9 +325,9 @@ class Network:
         return sparse.csr_array((weights, self.targets.astype(np.int64), self.offsets), shape=(self.n, self.n))
 
     def to_networkx(self) -> networkx.Graph:
-        """Return a graph of networkx with the same ids; with weights, the attribute ``weight``.
+        """Return a networkx graph with the same ids; weights are in the attribute ``weight``.
 
-        It has several links between two nodes if the network has.
+        It has parallel links if the network has.
 
         Raises
         ------

@@ -41,9 +41,9 @@ class Partition:
     cut_links : int
         Links between nodes of different parts; of an undirected network each counts once.
     balance : float
-        Nodes of the largest part, divided by the mean.
+        Number of nodes in the largest part, divided by the mean.
     seconds : float
-        What it took.
+        Time that the partition took.
     """
 
     parts: NDArray[np.uint32] = field(repr=False)
@@ -62,7 +62,7 @@ def partition(
     passes: int = 10,
     imbalance: float = 0.05,
 ) -> Partition:
-    """Divide the nodes of a network into parts with few links between them. Kept with the network.
+    """Divide the nodes of a network into parts with few links between them. The network keeps the result.
 
     Source: Stanton and Kliot (2012), Streaming graph partitioning for large distributed graphs, restreamed as by
     Nishimura and Ugander (2013). The result is the same on every worker.
@@ -75,7 +75,7 @@ def partition(
     method : {"greedy", "blocks", "hash", "coordinates", "metis"} or array-like of int (n,)
         ``"blocks"`` cuts the order of the nodes into pieces with equally many links; ``"coordinates"`` cuts the network's
         coordinates in two again and again, across the longer side (Berger and Bokhari 1987); ``"metis"`` needs the package
-        pymetis. An array says the part of each node.
+        pymetis. An array has the part of each node.
     passes : int, default=10
         Of ``"greedy"``.
     imbalance : float, default=0.05
@@ -88,7 +88,7 @@ def partition(
     Raises
     ------
     ValueError
-        If `count` is not positive, parts are given that do not fit, or a node has no coordinates.
+        If `count` is not positive, an array of parts does not fit, or a node has no coordinates.
     """
     if count < 1:
         raise ValueError(f"there is at least one part, not {count}")

@@ -54,9 +54,9 @@ def read(
 ) -> Network:
     """Read a network.
 
-    Local: every worker that calls it gets the whole network, except that a DataSet is collected, which all workers do
-    together, as is a file with ``together=True``. It takes 4 bytes a link and 8 a node, 8 more a link with weights, and 12 to 20 more a link while it is
-    read; an undirected network has two links for each of its source's.
+    Local: every worker that calls it gets the whole network. A DataSet, and a file with ``together=True``, need all
+    workers to call it together. A network takes 4 bytes per link and 8 per node, with weights 8 more per link, and 12
+    to 20 more per link while it is read; an undirected network has two links for each link of its source.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def read(
         - A sparse matrix or array of SciPy (n, n), with rows as sources.
         - A graph of networkx or igraph.
     format : {"edges", "dimacs", "matrix_market", "metis", "graphml", "parquet", "csv"}, optional
-        Of a file; by default by its name, and an edge list if that says nothing.
+        Format of a file; by default it follows from the name, and is an edge list if that says nothing.
     directed : bool, optional
-        By default as the source says, and True where it says nothing: edge lists, tables and arrays.
+        By default as the source says; True for edge lists, tables and arrays, which do not say.
     weights : bool, str or array-like (m,), optional
         Whether links have weights, the column or attribute that has them, or the weights themselves. By default they
         have weights if the source has: a third column of numbers, values of a matrix other than 1, or the attribute
@@ -80,9 +80,9 @@ def read(
     columns : pair of str, optional
         The columns of a table with the ends of links; by default the first two.
     nodes : int or array-like, optional
-        Ids of nodes, so that also those without links are there; a number ``n`` is the ids 0 to ``n - 1``.
+        Ids of nodes, to include nodes without links; a number ``n`` means the ids 0 to ``n - 1``.
     coordinates : str, path-like or array-like (n, 2), optional
-        A file of DIMACS (``.co``), or coordinates in the order of the nodes.
+        A DIMACS file (``.co``), or coordinates in the order of the nodes.
     comments : str, default="#%"
         Characters; a line of an edge list that begins with one of them is skipped.
     delimiter : str, optional
@@ -91,11 +91,11 @@ def read(
         Of several links between two nodes (in the same direction, if directed), keep the first, one with the sum, the
         smallest or the largest of their weights, or all. The sum of links without weights is their number.
     self_loops : {"keep", "drop", "raise"}, default="keep"
-        What becomes of links from a node to itself.
+        How to treat links from a node to itself.
     together : bool, default=False
-        Collective: all workers of the job, or of `tidemill.ml.using`, read the same edge list, a share of its lines each,
-        and exchange what they find. It must not be compressed, and its ids are integers; other files are read by every
-        worker.
+        Collective: all workers of the job, or of `tidemill.ml.using`, read the same edge list, each a share of its
+        lines, and exchange the results. The file must not be compressed, and its ids must be integers; every worker
+        reads other files whole.
 
     Returns
     -------
@@ -104,11 +104,11 @@ def read(
     Raises
     ------
     NetworkTooLargeError
-        If it takes more memory than this worker's budget, before it does so; see `estimate`.
+        If the network would exceed this worker's budget, before it does; see `estimate`.
     ValueError
-        With file and line for what is not a link; with the link for a NaN weight; for an option that does not fit.
+        If a line is not a link, with file and line; if a weight is NaN, with its link; if an option does not fit.
     TypeError
-        If `source` is nothing of the above.
+        If `source` is none of the above.
     FileNotFoundError
     ModuleNotFoundError
         If a package that a format needs is missing.
@@ -160,15 +160,15 @@ def read(
 
 
 def estimate(path: str | os.PathLike[str], *, weights: bool | None = None, directed: bool = True) -> Estimate:
-    """Say what reading an edge list or a file of DIMACS or Matrix Market takes, from its size and its first megabyte.
+    """Estimate the memory for reading an edge list, DIMACS or Matrix Market file, from its size and its first megabyte.
 
-    Of a compressed file it is a lower bound, as if it were not compressed; `read` counts again as it goes.
+    For a compressed file this is a lower bound, as if it were not compressed; `read` counts again while it reads.
 
     Parameters
     ----------
     path : str or path-like
     weights : bool, optional
-        As for `read`: whether links have weights; by default if their lines have a third field.
+        Whether links have weights, as for `read`; by default, if their lines have a third field.
     directed : bool, default=True
         Whether links lead one way; otherwise they take twice as much.
 

@@ -1,4 +1,4 @@
-"""What algorithms return: arrays by number of a node, which also answer by id and become tables."""
+"""Results of algorithms: arrays by node number, which you can also use by id, or as tables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Account", "Communities", "Components", "Cores", "Flow", "Forest", "N
 
 @dataclass
 class Account:
-    """What a computation on several workers did, on this worker if not said otherwise.
+    """What a computation on several workers did; on this worker, unless it says otherwise.
 
     Attributes
     ----------
     sync : {"global", "partial", "async"}
-        What was done; ``"auto"`` ends as one of them.
+        What was done; ``"auto"`` becomes one of them.
     local_sweeps : int or None
-        Sweeps over the part of a worker between two exchanges; None for as many as change something.
+        Sweeps over a worker's part between two exchanges; None for as many as change something.
     rounds : int
         Exchanges of boundary values, the same on all workers; with ``"async"``, rounds of this worker.
     sweeps : float
@@ -33,13 +33,13 @@ class Account:
     bytes_sent : int
         Boundary values sent to other workers.
     exchange_seconds, compute_seconds, partition_seconds, gather_seconds : float
-        The last is for the whole result, which all workers get in the end.
+        The last is the time for giving all workers the whole result.
     cut_links : int
         Links between nodes of different workers.
     ghosts : int
-        Nodes of other workers that this one has values of.
+        Nodes of other workers whose values this worker has.
     tries : dict of int to float
-        With ``sync="auto"``: digits of error removed a second, for each number of local sweeps that was tried (0 is
+        With ``sync="auto"``: digits of error removed per second, for each number of local sweeps that was tried (0 is
         global).
     """
 
@@ -67,7 +67,7 @@ class NodeValues:
     values : ndarray, shape (n,)
         In the order of ``network.ids``; ``numpy.asarray(result)`` is the same.
     account : Account or None
-        Of a computation on several workers.
+        For a computation on several workers.
     """
 
     network: Network
@@ -100,9 +100,9 @@ class NodeValues:
         return dict(self.items())
 
     def to_table(self) -> Table:
-        """Return a table with the columns ``node`` and, named after the result, the value; `tidemill.from_arrow` makes a DataSet of it.
+        """Return a table with a column ``node``, and one for the values that is named after the result.
 
-        Ids that are neither integers nor strings become text.
+        `tidemill.from_arrow` makes a DataSet of it. Ids that are neither integers nor strings become text.
         """
         return Table.from_numpy({"node": _plain(self.network.ids), self._column: self.values})
 
@@ -120,11 +120,11 @@ class Scores(NodeValues):
     Attributes
     ----------
     iterations : int
-        Of an iteration: how many were made.
+        Number of iterations.
     change : float
-        The sum over all nodes of what the last one changed.
+        The sum over all nodes of the changes in the last iteration.
     converged : bool
-        Whether it ended by its tolerance.
+        Whether it reached its tolerance.
     """
 
     iterations: int = 0
@@ -133,7 +133,7 @@ class Scores(NodeValues):
     _column: ClassVar[str] = "score"
 
     def top(self, count: int = 10) -> list[tuple[Any, float]]:
-        """Return the nodes with the highest scores, by id; of equal ones, the first."""
+        """Return the nodes with the highest scores, by id; of equal scores, the first nodes."""
         at = np.argsort(-self.values, kind="stable")[:count]
         return list(zip(self.network.ids[at].tolist(), self.values[at].tolist(), strict=True))
 
@@ -176,21 +176,21 @@ class _Tree(NodeValues):
 
 @dataclass(repr=False)
 class Search(_Tree):
-    """Levels of a search in breadth, int32: links from the source, -1 where not reached."""
+    """Levels of a breadth-first search, int32: number of links from the source; -1 for nodes that are not reached."""
 
     _column: ClassVar[str] = "level"
 
 
 @dataclass(repr=False)
 class Paths(_Tree):
-    """Distances from the nearest source, float64; infinite where not reached."""
+    """Distances from the nearest source, float64; infinite for nodes that are not reached."""
 
     _column: ClassVar[str] = "distance"
 
 
 @dataclass(repr=False)
 class Components(NodeValues):
-    """Of each node the number of its component, int64, from 0 in the order of their first nodes.
+    """The number of each node's component, int64, from 0 in the order of their first nodes.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ class Components(NodeValues):
 
 @dataclass(repr=False)
 class Communities(Components):
-    """Of each node the number of its community; as of `Components`.
+    """The number of each node's community, as in `Components`.
 
     Attributes
     ----------
@@ -263,7 +263,7 @@ class Forest:
     sources, targets : ndarray of uint32, shape (k,)
         The ends of the links, by number of the node.
     weights : ndarray of float64, shape (k,)
-        Ones where the network has none.
+        Ones if the network has none.
     total : float
         Their sum.
     """
@@ -296,8 +296,8 @@ class Flow:
     ----------
     value : float
     flows : ndarray of float64
-        Beside ``network.targets``: how much flows over each link, at most its capacity. Of an undirected network one
-        direction of a link has the net flow.
+        In the order of ``network.targets``: the flow over each link, at most its capacity. In an undirected network,
+        one direction of a link has the net flow.
     source_side : ndarray of bool, shape (n,)
         The nodes that the source still reaches: the links that leave them are a minimum cut.
     """
