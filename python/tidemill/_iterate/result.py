@@ -21,8 +21,8 @@ class IterationAccount:
         Number of rounds, with those before a checkpoint. One more exchange comes before the first round. With
         ``"async"``, workers have different numbers; otherwise all have the same.
     resumed_round : int
-        The round of the checkpoint that the iteration went on from; 0 if it began anew. All that follows counts from
-        there.
+        The round of the checkpoint from which the iteration resumed; 0 if it started from the beginning. The figures
+        below count from there.
     sweeps : int
         Number of calls of ``local``; with items, of passes of ``lmap`` or ``gmap`` over all items.
     bytes_sent : int

@@ -183,7 +183,7 @@ def iterate(
         Returns what other workers need: a dict of messages by worker, which the others get as a dict by sender; or an array
         of the same shape and type on all workers, and all get the sum of these arrays. By default nothing is sent.
     receive : callable(state, ghosts), optional
-        Takes the ghosts into the state, and returns the new state. By default the state stays.
+        Combines the state with the ghosts, and returns the new state. By default the state stays as it is.
     lmap, gmap : callable(key, value)
         Yield pairs of key and value. `gmap` is `lmap` by default.
     lreduce, greduce : callable(key, values)
@@ -197,22 +197,22 @@ def iterate(
         The local test, of the states after two sweeps of a round; `until` by default.
     sync : {"global", "partial", "async"}, default="global"
         ``"global"``: a round is one sweep, or one global step. ``"partial"``: it sweeps until the local test is true.
-        ``"async"``, for arrays: a worker goes on to its next round with the newest ghosts that it has, without waiting
-        for others. It is not repeatable.
+        ``"async"``, for arrays: a worker starts its next round with the newest ghosts that it has, without waiting for
+        others. It is not repeatable.
     local_sweeps : int, optional
         Maximum number of sweeps in a round: with ``"partial"`` 1000 by default, with ``"async"`` 1.
     staleness : int, default=8
-        With ``"async"``, a worker waits while it is more than so many rounds ahead of a worker with which it exchanges
-        messages, and which has more to do.
+        With ``"async"``, a worker waits while it is more than this many rounds ahead of a worker with which it
+        exchanges messages, and which has more to do.
     max_rounds : int, default=1000
         Maximum number of rounds; with ``"async"``, of each worker.
     checkpoint : str, Path or tidemill.stream.Checkpoint, optional
         A folder that all workers share. The states are saved there every 10 seconds, or every ``interval`` of a
-        `Checkpoint`, and at the end; of the checkpoints, ``keep`` are kept. If the folder has one already, the iteration
-        goes on from the newest, and not from `state`: on as many workers as before, or with items on any number. Not
-        with ``"async"``.
+        `Checkpoint`, and at the end; the newest ``keep`` checkpoints are kept. If the folder has checkpoints already,
+        the iteration resumes from the newest one instead of `state`: on as many workers as before, or, with items, on
+        any number. Not with ``"async"``.
     checkpoint_rounds : int, optional
-        Save the states after so many rounds, in place of every 10 seconds.
+        Save the states every so many rounds, instead of every 10 seconds.
     comm : communicator, optional
         Communicator of the workers that take part; by default all workers of the job, or of the `tidemill.group` block.
 
@@ -226,11 +226,11 @@ def iterate(
     TypeError, ValueError
         If arguments do not fit together.
     DataSetError
-        If no checkpoint in the folder can be used, or one is not signed as it should be, has another number of parts than
-        there are workers, or is of the other form.
+        If no checkpoint in the folder can be used; or if one is not signed as it should be, has another number of parts
+        than there are workers, or belongs to the other form of iteration.
     Exception
-        The exception that your function raised on this worker. The other workers raise a `RuntimeError` with the worker
-        and the message.
+        The exception that your function raised on this worker. The other workers raise a `RuntimeError` that names the
+        worker and quotes the message.
 
     Examples
     --------

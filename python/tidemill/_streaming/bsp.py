@@ -23,17 +23,17 @@ _US = timedelta(microseconds=1)
 
 
 class BspContext:
-    """What a function of `DataSet.bsp` in a stream knows of its call; valid during the call.
+    """Information about a call of a function of `DataSet.bsp` in a stream; valid during the call.
 
     Attributes
     ----------
     state : object
-        What the function keeps at this copy, from call to call: any object that can be pickled, None at first. You may
-        change it in place. It is saved with every checkpoint.
+        State that the function keeps at this copy from call to call: any object that can be pickled, None at first. You
+        may change it in place. Every checkpoint saves it.
     window_start, window_end : datetime, int or None
-        The window of the rows (UTC), from its start, inclusive, to its end, exclusive. For windows of a number of rows,
-        the numbers of the first row and of the first one after the last, among all rows of all copies. None if the
-        function is called at checkpoints.
+        The window of the rows (UTC), from its start, inclusive, to its end, exclusive. For windows of a number of rows:
+        the number of the first row, and of the first row after the last, counted over all copies. None if the function
+        is called at checkpoints.
     copy, copies : int
         Number of this copy, from 0, and number of copies: its rank in the communicator, and the size of that.
     """

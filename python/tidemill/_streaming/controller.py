@@ -16,7 +16,7 @@ ControllerMode: TypeAlias = Literal["off", "advise", "on"]
 
 @dataclass(frozen=True)
 class Controller:
-    """What a stream does about hosts and links that hold it up, for ``controller=`` of `DataSet.write_stream`.
+    """What a stream does about hosts and links that slow it down, for ``controller=`` of `DataSet.write_stream`.
 
     A mode alone, such as ``"on"``, stands for ``Controller("on")``.
 
@@ -26,11 +26,11 @@ class Controller:
         Whether the job says nothing, says which keys to move to other workers (``tidemill top --why``), or moves them
         itself, and moves them back if that did not help.
     interval : str, number of seconds or timedelta, default="10s"
-        Time between two moves at least.
+        Minimum time between two moves.
     actions_per_hour : int, default=20
-        Moves in an hour at most, moves back included. Moves before the job was started again count.
+        Maximum number of moves per hour, including moves back. Moves before a restart of the job count, too.
     state_bytes : int, optional
-        Bytes of state that one move may take from worker to worker; by default as many as it takes.
+        Maximum bytes of state that one move may transfer; by default there is no limit.
 
     Raises
     ------

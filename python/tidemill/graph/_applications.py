@@ -16,27 +16,27 @@ __all__ = ["Applications"]
 class Applications:
     """A placement of a graph whose tasks with ``comm=True`` are programs: each gets a group of workers.
 
-    Programs that do not depend on each other can run at the same time, and get disjoint groups, the larger the more they
-    have to do. A program that others lead to may have their workers. If there are more programs at a time than workers,
-    the groups overlap. Programs that exchange much are on the same workers, or at least on the same host, and copies of
-    other tasks on the workers of the programs next to them.
+    Programs that do not depend on each other can run at the same time, so they get disjoint groups; the more a program
+    has to do, the larger is its group. A program may share the workers of programs that lead to it. If more programs
+    can run at the same time than there are workers, the groups overlap. Programs that exchange much are on the same
+    workers, or at least on the same host. Copies of other tasks are on the workers of the programs next to them.
 
-    A program without ``parallelism=`` has a copy on each worker of its group, others as many as they say. The weight of a
-    program is what its copies computed, if that was measured, otherwise its ``cores=``, or 1.
+    A program without ``parallelism=`` has a copy on each worker of its group; others have as many copies as they say.
+    The weight of a program is the time its copies computed, if that was measured; otherwise its ``cores=``, or 1.
 
     Parameters
     ----------
     measured : Result, optional
-        Of a run of the same graph, with ``share=True``. It has the processor time of functions: what a program leaves to
-        queries and streams is not in it.
+        The result of a run of the same graph, with ``share=True``. It has the processor time of functions, without that
+        of queries and streams in a program.
     share : bool, default=True
-        Whether a program may have the workers of those that it depends on. False for programs that stream to each other
-        all the time.
+        Whether a program may share the workers of programs that it depends on. Pass False if programs stream to each
+        other all the time.
 
     Raises
     ------
     GraphError
-        When it is used: programs on a worker need more memory than that has.
+        When it is used, if the programs on a worker need more memory than the worker has.
 
     Examples
     --------

@@ -339,9 +339,9 @@ class Graph:
     ) -> None:
         """Send the output of `source` back to `target`, a task that leads to it or the same: a loop.
 
-        The copies stay alive from round to round: their functions send a message, and receive what it has led to.
-        All edges of a loop go by rounds (``rounds=`` of exchanges), and nothing else leads to the port. A function may
-        run the loop several times, by `Input.rounds`: so loops may lie within loops.
+        The copies stay alive from round to round: in each round, their functions send a message, and receive the one
+        that comes back. All edges of a loop need ``rounds=``, and the port can have no other edge. A function may run
+        the loop several times, with `Input.rounds`, so loops can be nested.
 
         Parameters
         ----------
@@ -350,17 +350,18 @@ class Graph:
         exchange : Exchange
             With ``rounds=``, such as ``all_reduce("sum", rounds="strict")``.
         until : callable, optional
-            Called at `target` with each round that arrives, ``until(round)``: True if the loop ends with it. All copies
-            must get the same round, from an exchange such as `all_reduce` or `all_gather`, unless there is only one.
+            Called at `target` with the result of each round, ``until(round)``; returns True if the loop ends with it.
+            All copies must get the same result, from an exchange such as `all_reduce` or `all_gather`, unless there is
+            only one copy.
         limit : int, optional
             Maximum number of rounds. At least one edge of every loop needs `until` or `limit`.
 
         Raises
         ------
         GraphError
-            As in `connect`. When it runs: if a loop has no end, if an edge of a loop does not go by rounds, if nothing
-            leads from `target` to `source`; if a copy sends 64 messages more into a loop than it receives, or waits for
-            a round that it has not sent a message for.
+            As in `connect`. When the graph runs: if a loop has no end, if an edge of a loop has no ``rounds=``, or if
+            no edges lead from `target` to `source`; if a copy sends 64 messages more into a loop than it receives, or
+            waits for a round for which it has not sent a message.
 
         Examples
         --------
@@ -407,15 +408,15 @@ class Graph:
         Raises
         ------
         GraphError
-            If the graph has errors, all of which are named, or the placement is impossible.
+            If the graph has errors, all of which the message names, or the placement is impossible.
         """
         return dict(self._planned(init(), placement)[1])
 
     def explain(self, format: str = "text", placement: Placement = "round_robin") -> str:
         """Return the graph and its placement. Any worker may call it.
 
-        The text also says along which tree of workers each broadcast and reduction goes, and whether that was chosen. Of
-        tasks with ``comm=True`` it says whose workers they share, if there are several.
+        The text also names the tree of workers of each broadcast and reduction, and says whether Tidemill chose it. If
+        there are several tasks with ``comm=True``, it says which of them share workers.
 
         Parameters
         ----------

@@ -29,12 +29,12 @@ class TaskInfo:
     memory_bytes : int
         Resources that a copy needs.
     locations : list of list of str
-        For each copy the hosts that hold its data, by name or as paths. If empty, or shorter than `copies`, the data
+        For each copy, the hosts that hold its data, by name or as paths. If empty, or shorter than `copies`, the data
         may be anywhere.
     program : bool
         Whether its copies have a communicator.
     sources : tuple of str
-        Names of the tasks that its inputs come from, without those of edges that lead back.
+        Names of the tasks that its inputs come from, without those of feedback edges.
     """
 
     name: str

@@ -26,15 +26,15 @@ class EdgeReport:
     remote_blocks, remote_bytes : int
         Blocks sent to other workers, and their bytes on the wire.
     late_rows : int
-        By rounds of time: rows that were left out because they came after their round, or have no time.
+        With rounds of time: rows that were left out because they came after their round, or have no time.
     blocked_s : float
         Total seconds that its copies waited for a receiver.
     queue_bytes_max : int
         Maximum number of bytes queued for one copy.
     bucket_rows, bucket_bytes : list of int
-        For edges by key: rows and bytes sent to each bucket; otherwise empty.
+        For keyed edges: rows and bytes sent to each bucket; otherwise empty.
     bucket_work_s : list of float
-        For edges by key: approximate seconds that this worker's copies have spent on the rows of each bucket, including
+        For keyed edges: approximate seconds that this worker's copies have spent on the rows of each bucket, including
         waits for downstream receivers. One batch in sixteen is sampled, and some of its rows. Otherwise empty.
     """
 
@@ -63,8 +63,8 @@ class Result:
     seconds : dict of str to dict of int to float
         Seconds of processor time of the functions' threads, by task and copy.
     traffic : dict of (str, str) to int
-        Bytes that tasks have sent, by pairs of tasks that an edge connects: of a task with several targets an equal part
-        each.
+        Bytes that tasks have sent, by pairs of tasks that an edge connects. If a task has several targets, each counts
+        an equal part.
     edges : list of EdgeReport
         This worker's counters for every edge, including those inside exchanges.
     spilled_bytes : int

@@ -44,8 +44,8 @@ class Input:
     ----------
     name : str
     last : bool
-        For a port that an edge leads back to (`Graph.feedback`): True if its loop ends with the message that was
-        returned last, by ``until=`` or ``limit=``. Iterating ends then, and `rounds`; either begins the loop anew.
+        For a port of a feedback edge (`Graph.feedback`): True if ``until=`` or ``limit=`` ends the loop with the
+        message that was returned last. Then iteration ends, and so does `rounds`; to run the loop again, iterate again.
     """
 
     def __init__(self, copy: NativeCopy | NativeStreamCopy, port: int, name: str, rounds: PortRounds | None) -> None:

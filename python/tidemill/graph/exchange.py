@@ -52,15 +52,17 @@ How: TypeAlias = "Mapping[str, str] | str | Callable[[Any, Any], Any]"
 
 @dataclass(frozen=True)
 class Rounds:
-    """How an exchange goes by rounds, as its ``rounds=``; ``"strict"`` and ``"partial"`` alone are rounds of messages.
+    """How an exchange divides messages into rounds, for ``rounds=``; ``"strict"`` or ``"partial"`` alone means rounds
+    of messages.
 
     Parameters
     ----------
     end : {"strict", "partial"}, default="strict"
-        When a source copy ends and others send more: an error that names it, or rounds go on without it.
+        When a source copy ends and others send more: ``"strict"`` raises an error that names it, ``"partial"``
+        continues without it.
     rows : int, optional
-        So many rows of each copy make a round, whichever messages they come in, and the last round of a copy may have
-        fewer. An array or an object is a row. By default a message makes a round. Not in loops.
+        A round has this many rows of each copy, in any number of messages; a copy's last round may have fewer. An array
+        or an object counts as a row. By default a round is a message. Not in loops.
     time : str, float or timedelta, optional
         Length of event time that makes a round, as a duration (``"1s"``, ``"5m"``, seconds). Round n has the rows whose
         time is from ``start + n * time`` on, before the beginning of the next round, and may have none. It is complete
@@ -201,19 +203,21 @@ def broadcast(
     ----------
     along : str, optional
         The tree of workers to use: ``"binomial"``, ``"binary"``, ``"flat"``, ``"chain"``, ``"ring"`` or ``"double"``,
-        all hosts first; two of the first four, such as ``"flat/binary"``, for between hosts and within; or
-        ``"serial"``, from the root to every worker. By default the tree is chosen for the hosts and workers that the
-        graph runs on; `Graph.explain` prints it. For comparison, ``"copies"`` sends to each copy by itself.
+        all of which go between hosts first; two of the first four, such as ``"flat/binary"``, one between hosts and one
+        within them; or ``"serial"``, from the root to every worker. By default Tidemill chooses the tree for the hosts
+        and workers that the graph runs on; `Graph.explain` prints it. For comparison, ``"copies"`` sends to every copy
+        separately.
     message_bytes : int, default=16384
-        About how large a message is, to choose the tree for.
+        Approximate size of a message, for the choice of the tree.
     message_rate : float, optional
-        About how many messages come in a second, to choose the tree for: the one with the lowest latency
-        of those that keep up. 0 is for messages that come alone. By default some are taken to follow each other.
+        Approximate number of messages per second: the choice is then the tree with the lowest latency among those that
+        keep up. 0 means that each message comes alone. By default, the choice assumes that a few messages follow each
+        other.
     rounds : {"strict", "partial"} or Rounds, optional
-        Deliver by rounds: the n-th message of every source copy makes the n-th result, in the order of the copies: a
-        table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message.
-        A copy that is far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` is an error,
-        and ``"partial"`` goes on without that copy. By default messages arrive as they come.
+        Deliver by rounds: the n-th messages of all source copies make the n-th result, in the order of the copies: a
+        table of all rows, or a list of arrays or objects. It arrives as soon as every copy has sent its n-th message. A
+        copy that is far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` raises an
+        error, and ``"partial"`` continues without that copy. By default messages arrive one by one.
     """
     made = _rounds("broadcast", rounds)
     traffic = _traffic("broadcast", along, message_bytes, message_rate)
@@ -266,7 +270,7 @@ def partition(
         Columns: rows with equal values go to the same copy. All hashable types are supported; nulls equal each other,
         and so do NaNs. Or a function ``by(table, copies)`` that returns the copy of each row as an array of integers;
         for arrays and objects, ``by(message, copies)`` returns one copy. By default messages go to the copies in turn;
-        one without room for more is passed over while others have some.
+        a copy without room is skipped while others have some.
     ranges : str or sequence of str, optional
         Columns: every copy gets a range of their values with about the same number of rows; copy 0 gets the smallest
         values.
@@ -276,8 +280,8 @@ def partition(
     owners : sequence of int, optional
         The copy of each bucket, instead of an even distribution.
     rounds : {"strict", "partial"} or Rounds, optional
-        As in `broadcast`: every copy gets, perhaps without rows, what the n-th messages have for it. Not with `ranges`,
-        and not in turn.
+        As in `broadcast`: every copy gets its part of the n-th messages, perhaps without rows. Needs `by`; not with
+        `ranges`.
     """
     made = _rounds("partition", rounds)
     if made is not None and (ranges is not None or by is None):
@@ -327,16 +331,16 @@ def reduce(
     along, message_bytes, message_rate : optional
         As in `broadcast`, except ``"copies"``; results go up the tree.
     rounds : {"strict", "partial"} or Rounds, optional
-        Combine by rounds: the n-th message of every source copy makes the n-th result, which arrives as soon as every
-        copy has sent its n-th message. So sources need no end. A result of a table port is one row, and a table that
-        arrives has the rows of one round or several, in order; a message without rows does not count. A copy that is
-        far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` is an error, and
-        ``"partial"`` goes on without that copy. By default everything becomes one result, at the end.
+        Combine by rounds: the n-th messages of all source copies make the n-th result, which arrives as soon as every
+        copy has sent its n-th message. So sources need not end. A result for a table port is one row, and a table that
+        arrives has the rows of one or several rounds, in order; a message without rows does not count. A copy that is
+        far ahead of the slowest waits. When a copy ends and others send more, ``"strict"`` raises an error, and
+        ``"partial"`` continues without that copy. By default everything becomes one result, at the end.
 
     Raises
     ------
     GraphError
-        When it runs, with ``rounds="strict"``: copies have sent unequal numbers of messages.
+        When it runs with ``rounds="strict"``, if copies have sent unequal numbers of messages.
     """
     copy, made = _number("reduce: to", to), _rounds("reduce", rounds)
     traffic = _traffic("reduce", along, message_bytes, message_rate)
@@ -391,17 +395,17 @@ def keyed_reduce(
     buckets : int, default=1024
         As in `partition`.
     along : str, optional
-        Trees of workers, one to each copy, on which rows of equal keys are combined on the way: ``"flat"``, where a worker
-        of each host collects what its host has for a copy; ``"binomial"``, with few messages from each worker; or the two
-        between hosts and within, such as ``"binomial/flat"``. ``"serial"`` sends from each worker to each copy. By
-        default, `Graph.explain` prints what is chosen for the hosts and workers that the graph runs on if there are
-        rounds, `message_bytes` or `message_rate`; otherwise it is ``"serial"``.
+        Trees of workers, one to each copy, along which rows with equal keys are combined: ``"flat"``, where one worker
+        of each host collects the host's rows for a copy; ``"binomial"``, with few messages from each worker; or both,
+        between hosts and within them, such as ``"binomial/flat"``. ``"serial"`` sends from each worker to each copy.
+        With `rounds`, `message_bytes` or `message_rate`, Tidemill by default chooses trees for the hosts and workers
+        that the graph runs on, and `Graph.explain` prints them; otherwise the default is ``"serial"``.
     message_bytes : int, default=16384
-        About how much a worker has for all copies, in a round or in all, to choose the trees for.
+        Approximate bytes that a worker has for all copies, in a round or in total, for the choice of the trees.
     message_rate : float, optional
-        As in `broadcast`, of rounds.
+        As in `broadcast`, for rounds.
     rounds : {"strict", "partial"} or Rounds, optional
-        As in `partition`: a row for each key of the n-th messages.
+        As in `partition`: a row for each key in the n-th messages.
     """
     columns, count = _columns(by), _number("keyed_reduce: buckets", buckets)
     what: How = {} if how is None else how

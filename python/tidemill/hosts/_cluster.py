@@ -165,7 +165,7 @@ class Cluster:
         Raises
         ------
         HostsError
-            If there is no such host, or a limit makes no sense.
+            If there is no such host, or a limit is invalid.
         """
         of = self._host(host)
         if incoming is not None:
@@ -178,7 +178,7 @@ class Cluster:
             CpuGroup(Path(of.cpu_group[0]).parent).limit(_checked_cpus(cpus))
 
     def cut(self, host: int) -> None:
-        """Cut a host off: it loses all that it sends and receives. As when you pull a cable, nothing announces it.
+        """Cut a host off: everything it sends and receives is lost. As when you pull a cable, nothing announces it.
 
         Until you call `heal`, the launcher starts workers only on the other hosts.
         """
@@ -329,7 +329,7 @@ def up(
         How much each host can receive, and how much it can send: ``"100mbit"``, ``"1gbit"``. By default there is no
         limit.
     cpus : float, optional
-        Number of processors that the workers on each host share, for example 0.5. Needs the right to make cgroups.
+        Number of processors that the workers on each host share, for example 0.5. Needs permission to create cgroups.
     name : str, default="lab"
         Name of the cluster.
     owner : int, optional
