@@ -155,7 +155,7 @@ impl JobScale {
     fn revert(&mut self, workers: usize) -> Option<String> {
         let pending = self.pending.as_mut().filter(|pending| pending.reverted.is_none())?;
         let what = format!(
-            "the job failed with {} before its stream ran again; it goes on with {} as before",
+            "the job failed with {} before its stream ran again; it continues with {} as before",
             counted(workers),
             pending.workers_before
         );
@@ -247,7 +247,7 @@ mod tests {
         // The new launch fails too, before its stream runs: continue once more with the previous shape.
         let again = LaunchOutcome { failed: true, unanswered: true, workers: 1, ..LaunchOutcome::default() };
         let why = scale.ended(&again).expect("it goes back");
-        assert!(why.contains("failed with 1 worker before") && why.contains("goes on with 2 as before"), "{why}");
+        assert!(why.contains("failed with 1 worker before") && why.contains("continues with 2 as before"), "{why}");
         assert_eq!(scale.shape, shape(None, &[]));
         scale.announce(folder.path()).expect("the folder is ours");
         let told = fs::read_to_string(folder.path().join(SCALED)).expect("it is announced");

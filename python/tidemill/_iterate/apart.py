@@ -103,7 +103,7 @@ class Talk:
         for rank in messages:
             if rank not in self._neighbors and rank != self._base.rank:
                 raise ValueError(
-                    f'boundary sends to worker {rank!r}, to which it sent nothing at first: with sync="async" it '
+                    f'boundary sends to worker {rank!r}, for which its first result had no message: with sync="async" it '
                     "sends to the same workers all the time"
                 )
         frames = {rank: pickle.dumps(message, protocol=5) for rank, message in messages.items()}

@@ -119,7 +119,9 @@ class _Rounds:
             )
         strange = [rank for rank in sent if rank not in range(self.comm.size)]
         if strange:
-            raise ValueError(f"boundary sends to worker {strange[0]!r}, and there are {self.comm.size}, from 0")
+            raise ValueError(
+                f"boundary sends to worker {strange[0]!r}, but there are only {self.comm.size} workers, from 0"
+            )
         return None
 
 
@@ -417,7 +419,9 @@ def _items(
     for rank, keys in told.items():
         for key in keys:
             if owners.setdefault(key, rank) != rank:
-                raise ValueError(f"the key {key!r} is on worker {owners[key]} and on worker {rank}: it must be on one")
+                raise ValueError(
+                    f"the key {key!r} is on worker {owners[key]} and on worker {rank}: it must be on one worker only"
+                )
 
     def owner(key: Any) -> int:
         known = owners.get(key)

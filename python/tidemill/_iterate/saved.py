@@ -98,13 +98,13 @@ class Saved:
         for manifest in found:
             if manifest.form != self._form:
                 raise DataSetError(
-                    f"the checkpoint in {self._folder} is of an iteration on {manifest.form}, and this one is on {self._form}: "
+                    f"the checkpoint in {self._folder} is of an iteration on {manifest.form}, but this one is on {self._form}: "
                     "give each iteration a folder of its own"
                 )
             if self._form == "arrays" and len(manifest.digests) != self._comm.size:
                 raise DataSetError(
-                    f"the checkpoint in {self._folder} has {len(manifest.digests)} parts, and there are {self._comm.size} workers: "
-                    f"start {len(manifest.digests)}, or iterate on items with keys (lmap=, lreduce=), which can be dealt anew"
+                    f"the checkpoint in {self._folder} has {len(manifest.digests)} parts, but there are {self._comm.size} workers: "
+                    f"start {len(manifest.digests)}, or iterate on items with keys (lmap=, lreduce=), which resume on any number"
                 )
             parts, own = self._parts(manifest)
             troubles = [one for one in self._comm.allgather(own) if one]

@@ -84,8 +84,8 @@ class BspLogic:
             return None
         if merge is None:
             raise DataSetError(
-                f"{self._name}: its checkpoint has the states of {len(states)} copies, and there are {self._copies} now; give bsp a "
-                "merge= that makes one state of them, and a split= if copies are to have different parts of it"
+                f"{self._name}: its checkpoint has the states of {len(states)} copies, but there are {self._copies} now; give bsp a "
+                "merge= that makes one state of them, and a split= if copies need different parts of it"
             )
         whole = merge(states)
         if split is None:

@@ -71,7 +71,7 @@ def _check_loops(sinks: list[tuple[Spec, list[Spec]]]) -> None:
             words = ", and ".join(way.words for way in ways)
             instead = ", or ".join(dict.fromkeys(way.instead for way in ways))
             raise DataSetError(
-                f"the job would read what it writes: {words}; write into {instead}, or say allow_loops=True if what comes back ends"
+                f"the job would read what it writes: {words}; write into {instead}, or pass allow_loops=True if rows do not return forever"
             )
 
 

@@ -33,7 +33,7 @@ _KINDS = {
     "untimed_rows_total": ("counter", "Rows that had no time for a step."),
     "busy_rows_total": ("counter", "Rows of windows that ended while a step was busy, and were left out."),
     "spilled_bytes_total": ("counter", "Bytes that went to the spill directory."),
-    "silent_seconds": ("gauge", "Time since a worker has told anything."),
+    "silent_seconds": ("gauge", "Time since a worker's last report."),
     "checkpoint": ("gauge", "Number of the newest checkpoint."),
     "checkpoint_age_seconds": ("gauge", "Time since the newest checkpoint, or since the job began."),
     "checkpoint_duration_seconds": ("gauge", "How long the newest checkpoint took."),

@@ -28,11 +28,11 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
     patience_s = _PATIENCE_S if timeout_s is None else timeout_s
     stream = f"stream {job['job']!r}"
     if job["durable"] is None:
-        return _jobs.fail(command, f"{stream} makes no checkpoints that it could go on from; start it with checkpoint=")
+        return _jobs.fail(command, f"{stream} makes no checkpoints to resume from; start it with checkpoint=")
     if job.get("launch") is None:
         return _jobs.fail(
             command,
-            f"{stream} was not started by `tidemill run`, which alone can start workers (or its write_stream is not in the main thread); "
+            f"{stream} was not started by `tidemill run`, so no launcher can start workers (or its write_stream is not in the main thread); "
             "use `tidemill stop`, and start it with other workers: it resumes from its last checkpoint",
         )
     if dry_run:
@@ -46,7 +46,7 @@ def run(command: str, job: dict[str, Any], request: dict[str, Any], *, dry_run: 
             answered = Path(private) / "answer.json"
             answer = _answer(job, folder, {**request, "answer": str(answered), "asked_s": time.time()}, patience_s)
     except FileExistsError:
-        return _jobs.fail(command, f"{stream} is being given other workers already")
+        return _jobs.fail(command, f"{stream} is being scaled already")
     except OSError as error:
         return _jobs.fail(command, f"{stream} cannot be asked: {error}")
     if "error" in answer:

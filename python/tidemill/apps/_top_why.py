@@ -62,7 +62,7 @@ def _load(cluster: Cluster) -> str:
     names = host_names(cluster)
     used = [(host.cpus_used / host.cores if host.cores > 0 else 0.0, at) for at, host in enumerate(cluster.hosts)]
     if not used:
-        return "no host has told of itself yet"
+        return "no host has reported yet"
     (least, _), (most, at) = min(used), max(used)
     if len(used) == 1:
         return f"{names[0]} uses {percent(most)} of its CPUs"

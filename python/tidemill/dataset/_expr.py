@@ -48,7 +48,7 @@ class Expr:
         )
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("an expression is neither true nor false; use &, | and ~ in place of and, or and not")
+        raise TypeError("an expression is neither true nor false; use &, | and ~ instead of and, or and not")
 
     def _binary(self, op: str, right: object) -> Expr:
         return Expr(self._native.binary(op, as_value(right)._native))

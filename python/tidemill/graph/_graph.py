@@ -383,7 +383,7 @@ class Graph:
         if end.task._each:
             raise GraphError(f"{edge.name}: a task with each=True is called for every message, and cannot end a loop")
         if exchange._arriving is None:
-            raise GraphError(f"{edge.name}: an edge that leads back goes by rounds; pass rounds= to the exchange")
+            raise GraphError(f"{edge.name}: a feedback edge needs rounds; pass rounds= to the exchange")
         if until is not None and not exchange._to_all and (end.task._info.per_worker or end.task._info.copies > 1):
             raise GraphError(
                 f"{edge.name}: until= must see the same round at every copy; use all_reduce, all_gather or broadcast, or "
@@ -478,14 +478,16 @@ class Graph:
         """
         if is_task():
             raise GraphError(
-                "a task's function cannot run a graph on all workers: its own waits for it; add tasks to that one, run the "
-                "graph on this worker with context.spawn(graph), or, in a task with comm=True, on the workers of its copies "
-                "with tidemill.group(context.comm)"
+                "a task's function cannot run a graph on all workers, because its own graph waits for it; add tasks to its "
+                "own graph, run the graph on this worker with context.spawn(graph), or, in a task with comm=True, on the "
+                "workers of its copies with tidemill.group(context.comm)"
             )
         check_outside(GraphError)
         job = init()
         if not self._running.acquire(blocking=current_group() is None):
-            raise GraphError(f"graph {self.name!r} runs already; build another one for each run at the same time")
+            raise GraphError(
+                f"graph {self.name!r} is running already; build a separate graph for each run at the same time"
+            )
         try:
             return self._run(job, placement, share, as_checkpoint(checkpoint))
         finally:
@@ -795,8 +797,8 @@ def _check_function(task: str, function: Callable[..., Any], ports: list[str]) -
     for one in function, type(function).__call__:
         if inspect.isgeneratorfunction(one) or inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
             raise GraphError(
-                f"task {task!r}: its function is a generator or async, which a call would only make; a function sends with "
-                "out.send(message), and returns when it is done",
+                f"task {task!r}: its function is a generator or async, so a call would not run it; send with "
+                "out.send(message), and return when it is done",
                 task,
             )
     try:

@@ -254,7 +254,8 @@ class Context:
     def position(self, value: Any) -> None:
         if self._inputs:
             raise GraphError(
-                f"task {self.task!r} is no source, and has no position: keep what it needs in context.state", self.task
+                f"task {self.task!r} is not a source, so it has no position: keep what it needs in context.state",
+                self.task,
             )
         self._position = value
         if isinstance(self._copy, NativeStreamCopy):
@@ -306,7 +307,7 @@ class Context:
         task, that task waits, too, and neither ends: use `receive`.
         """
         if self._each or isinstance(self._copy, NativeStreamCopy):
-            raise GraphError("with each=True a function is given every message, and receives none by itself")
+            raise GraphError("with each=True, a function is called with every message, and cannot receive any itself")
         for port in self._inputs:
             port._used = True
             if port._pending:

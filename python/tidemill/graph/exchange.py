@@ -286,7 +286,7 @@ def partition(
     made = _rounds("partition", rounds)
     if made is not None and (ranges is not None or by is None):
         how = "by ranges" if ranges is not None else "in turn"
-        raise GraphError(f"partition: messages dealt {how} do not go by rounds; partition by columns or a function")
+        raise GraphError(f"partition: messages dealt {how} have no rounds; partition by columns or a function")
     if by is not None and ranges is not None:
         raise GraphError("partition: pass columns, a function, or ranges, but only one of them")
     if (by is None or callable(by)) and (buckets is not None or owners is not None):

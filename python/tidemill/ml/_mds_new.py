@@ -144,7 +144,7 @@ class NewPoints(Input):
             largest = table(rows, threads, None, weights, at=first)
             # New points may be farther away than any two fitted ones.
             if largest > 1e15 * self._unit:
-                raise ValueError(f"The distance {largest:.6g} is too large beside those that were fitted.")
+                raise ValueError(f"The distance {largest:.6g} is too large compared with those that were fitted.")
             cells = native.MdsDistances(count, n, None, "float32")
             fill(cells, threads, rows, weights, self._unit)
         else:
@@ -153,7 +153,7 @@ class NewPoints(Input):
                 raise not_finite(x, type(self).__name__)
             near = (x - self._mean) / self._unit
             if not float(np.abs(near).max(initial=0.0)) < 1e15:
-                raise ValueError("Values of X are too large beside those that were fitted.")
+                raise ValueError("Values of X are too large compared with those that were fitted.")
             cells = native.MdsDistances.of_vectors(near.astype(np.float32), self._vectors, None)
             fill(cells, threads, None, weights, self._unit)
         return cells, cells.block(False, (0, count), (0, n)).astype(np.float64)

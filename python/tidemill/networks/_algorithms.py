@@ -221,7 +221,7 @@ def _intensities(network: Network) -> native.CompressedRows:
         weights = np.asarray(network.weights)
         largest = float(weights.max())
         if largest == 0:
-            raise ValueError("all weights are 0, and weights of clustering are shares of the largest one")
+            raise ValueError("all weights are 0, but clustering divides weights by the largest one")
         ends, n = (network.sources, network.targets), network.n
         return native.CompressedRows.of_links(pool(), *ends, np.cbrt(weights / largest), n, n, "min", False, False)
 
@@ -357,7 +357,7 @@ def label_propagation(
     """
     start = np.arange(network.n) if labels is None else np.asarray(labels)
     if start.shape != (network.n,) or (len(start) and not 0 <= int(start.min()) <= int(start.max()) < 2**32 - 1):
-        raise ValueError(f"labels are {network.n} integers from 0, one for each node")
+        raise ValueError(f"labels must be {network.n} integers from 0, one for each node")
     incoming = network.incoming(False) if network.directed else None
     found, rounds = native.network_label_propagation(
         pool(n_threads), network.outgoing(False), incoming, start.astype(np.uint32), max_iter

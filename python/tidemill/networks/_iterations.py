@@ -58,8 +58,8 @@ def _part(
         every = comm.allgather((network.n, network.rows.links, network.fingerprint))
         if different := [rank for rank, one in enumerate(every) if one != every[0]]:
             raise ValueError(
-                f"the workers have different networks: {network.n:,} nodes on rank {comm.rank}, and others on rank {different[0]} than "
-                "on rank 0; every worker passes the same one"
+                f"the workers have different networks: that of rank {different[0]} is not that of rank 0, and rank {comm.rank} has "
+                f"{network.n:,} nodes; pass the same network on every worker"
             )
     return Part.of(comm, rows, partition(network, comm.size, method=method), account)
 
@@ -189,15 +189,15 @@ def pagerank(
         account = _account(sync, local_sweeps)
         if sync == "async" and target is not None:
             raise ValueError(
-                "sync='async' needs dangling=None or 'drop': what all dangling nodes lose is known to nobody"
+                "sync='async' needs dangling=None or 'drop': no worker knows what all dangling nodes together lose"
             )
         part = _part(network, network.incoming(weighted), method, account, active())
         run = _PageRank(part, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
         result = run.iterate(network, limit, rule, max_iter)
     if not result.converged:
         warnings.warn(
-            f"PageRank ended after {result.iterations} iterations with a change of {result.change:.2g}, and has not converged: "
-            "allow more by max_iter, or a larger tol",
+            f"PageRank ended after {result.iterations} iterations with a change of {result.change:.2g}, without converging: "
+            "allow more with max_iter=, or pass a larger tol=",
             warning_class(),
             stacklevel=2,
         )

@@ -66,7 +66,7 @@ def check(what: str, links: int, nodes: int = 0, weighted: bool = False, both: b
     budget = memory_budget(init())
     if budget is not None and peak > budget:
         raise NetworkTooLargeError(
-            f"reading {what} takes about {_sized(peak)} for {links:,} links, and this worker may take {_sized(budget)}: give it more "
+            f"reading {what} takes about {_sized(peak)} for {links:,} links, but this worker may take {_sized(budget)}: give it more "
             "(--memory or TIDEMILL_MEMORY; none for no limit), run fewer workers on this host"
             + (", or read it without weights (weights=False)" if weighted else "")
         )

@@ -512,7 +512,7 @@ def _numbered_integers(
     # 64 bits without a sign only where they are needed.
     wide = np.uint64 if any(value.size and int(value.max()) >= 2**63 for value in values) else np.int64
     if wide == np.uint64 and any(value.size and int(value.min()) < 0 for value in values):
-        raise ValueError("ids are negative and above 2⁶³ at once: make them strings")
+        raise ValueError("some ids are negative and others above 2⁶³: make them strings")
     values = [np.ascontiguousarray(value, dtype=wide) for value in values]
     ids = network_ids(pool(), *values)
     n = _count(len(ids))

@@ -728,7 +728,7 @@ def convert_from_nx(graph: Any, **options: Any) -> Any:
     kind = usual.get((directed, several), nx.MultiDiGraph)
     # A class whose links are not in its dictionaries, such as the complement of a graph, has its own way to tell neighbors.
     if any(getattr(type(graph), name) is not getattr(kind, name) for name in ("__getitem__", "adjacency", "neighbors")):
-        raise NotImplementedError(f"{type(graph).__name__} tells neighbors in its own way")
+        raise NotImplementedError(f"{type(graph).__name__} defines neighbors in its own way")
     return Converted(graph)
 
 

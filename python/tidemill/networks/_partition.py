@@ -91,7 +91,7 @@ def partition(
         If `count` is not positive, an array of parts does not fit, or a node has no coordinates.
     """
     if count < 1:
-        raise ValueError(f"there is at least one part, not {count}")
+        raise ValueError(f"count={count}: a network has at least one part")
     if not isinstance(method, str):
         return _measured(network, _given(network, count, method), count, "given", time.perf_counter())
     key = f"partition, {method}, {count}, {passes}, {imbalance}"
@@ -155,7 +155,7 @@ def _bisected(network: Network, count: int) -> NDArray[np.int64]:
 def _given(network: Network, count: int, parts: ArrayLike) -> NDArray[np.uint32]:
     found = np.asarray(parts)
     if found.shape != (network.n,) or found.dtype.kind not in "iu":
-        raise ValueError(f"parts are {network.n} integers, one for each node")
+        raise ValueError(f"parts must be {network.n} integers, one for each node")
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
         raise ValueError(f"parts are from 0 to {count - 1}")
     return found.astype(np.uint32)

@@ -346,7 +346,7 @@ def _array(values: Any) -> NDArray[Any]:
 
 def _of_scipy(source: Any, weights: bool | None) -> _text.Links:
     if source.ndim != 2 or source.shape[0] != source.shape[1]:
-        raise ValueError(f"the matrix of a network is square, not of shape {source.shape}")
+        raise ValueError(f"the matrix of a network must be square, not of shape {source.shape}")
     matrix = source.tocoo()
     values = None
     if weights or (weights is None and not (matrix.data == 1).all()):

@@ -50,7 +50,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     ModuleNotFoundError
         For .zst, without the package zstandard.
     ValueError
-        If the compressed data are damaged.
+        If the compressed data is damaged.
     """
     suffix = path.suffix.lower()
     if suffix == ".zst":
@@ -64,7 +64,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         try:
             yield cast(IO[bytes], stream)
         except (EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: the compressed data are damaged: {error}") from error
+            raise ValueError(f"{path}: the compressed data is damaged: {error}") from error
 
 
 def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
@@ -174,7 +174,7 @@ def _all_gathered(comm: Any, values: NDArray[Any]) -> NDArray[Any]:
         least, most = min(one[1] for one in told), max(one[2] for one in told)
         kind = np.dtype(np.uint32 if least >= 0 and most < 2**32 else np.uint64 if most >= 2**63 else np.int64)
         if least < 0 and most >= 2**63:
-            raise ValueError("ids are negative and above 2⁶³ at once: make them strings")
+            raise ValueError("some ids are negative and others above 2⁶³: make them strings")
     received = np.empty(sum(one[0] for one in told), kind)
     comm.Allgatherv(np.ascontiguousarray(values, dtype=kind), [received, [one[0] for one in told]])
     return received
@@ -250,7 +250,7 @@ def _one_based(path: Path, links: Links, n: int) -> Links:
     for side in (links.sources, links.targets):
         if len(side) and not (int(side.min()) >= 1 and int(side.max()) <= n):
             at = int(((side < 1) | (side > n)).argmax())
-            raise ValueError(f"{path}: link {at + 1} names node {side[at]}, but there are nodes from 1 to {n}")
+            raise ValueError(f"{path}: link {at + 1} names node {side[at]}, but nodes are numbered from 1 to {n}")
     links.nodes = np.arange(1, n + 1)
     return links
 
@@ -344,7 +344,7 @@ def matrix_market(path: Path) -> Links:
             ) from None
         if rows != columns:
             raise ValueError(
-                f"{path}: the matrix has {rows} rows and {columns} columns, and that of a network is square"
+                f"{path}: the matrix has {rows} rows and {columns} columns, but that of a network is square"
             )
         found = _parsed(path, _pieces(stream), field != "pattern", number + 1, comments="%")
     if len(found[0]) != count:

@@ -216,8 +216,8 @@ class _Reader:
             return None, b""
         if position is None and self._needs_position:
             raise DataSetError(
-                f"{self._of}: rows came with the position None, which is the split's beginning: a job that goes on would read them again; "
-                'give where to go on behind them, or say guarantee="at_most_once"'
+                f"{self._of}: rows came with the position None, the split's beginning, so a job that resumes would read them again; "
+                'yield the position to resume from after them, or pass guarantee="at_most_once"'
             )
         self._saved = saved
         return native, saved

@@ -372,7 +372,7 @@ def test_loops_that_cannot_run_are_refused() -> None:
     direct = x.direct(rounds="strict")
     for build, told in [
         (lambda g, a, b: g.feedback(a, a, strict), "this loop has no end; pass until="),
-        (lambda g, a, b: g.feedback(a, a, x.direct(), limit=3), "an edge that leads back goes by rounds"),
+        (lambda g, a, b: g.feedback(a, a, x.direct(), limit=3), "a feedback edge needs rounds"),
         (lambda g, a, b: g.feedback(a, a, direct, until=bool), "until= must see the same round at every copy"),
         (lambda g, a, b: g.feedback(a, a, strict, until=3), "until=3 must be a function"),
         (lambda g, a, b: g.feedback(a, a, strict, limit=0), "limit=0: a loop has at least one round"),
@@ -383,7 +383,7 @@ def test_loops_that_cannot_run_are_refused() -> None:
         ),
         (lambda g, a, b: (g.connect(a, b, direct), g.connect(b, a)), "must be added with `feedback`"),
         (lambda g, a, b: g.feedback(a, b, strict, limit=3), "it does not lead back"),
-        (lambda g, a, b: g.connect(a, b, x.partition(rounds="strict")), "messages dealt in turn do not go by rounds"),
+        (lambda g, a, b: g.connect(a, b, x.partition(rounds="strict")), "messages dealt in turn have no rounds"),
         (lambda g, a, b: g.connect(a, b, x.gather(along="flat", rounds="strict")), "leave it out with rounds="),
         (lambda g, a, b: g.connect(a, b, x.union(direct)), "leave rounds= out of by="),
     ]:

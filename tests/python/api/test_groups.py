@@ -401,5 +401,5 @@ def test_a_graph_runs_once_at_a_time() -> None:
             event.set()
             first.result()
 
-    with pytest.raises(tm.GraphError, match="graph 'once' runs already"):
+    with pytest.raises(tm.GraphError, match="graph 'once' is running already"):
         alone(twice)

@@ -149,7 +149,7 @@ def sent_anew() -> str:
 
 
 def test_async_knows_its_neighbors_from_the_start() -> None:
-    assert all("to which it sent nothing at first" in text for text in run(sent_anew, workers=2))
+    assert all("for which its first result had no message" in text for text in run(sent_anew, workers=2))
 
 
 def saved_heat(folder: str) -> tuple[Any, ...]:
@@ -387,7 +387,7 @@ def failing(case: str) -> tuple[str, str]:
     [
         ("local", ("RuntimeError", "ZeroDivisionError"), "no tide"),
         ("async", ("RuntimeError", "ZeroDivisionError"), "no tide"),
-        ("worker", ("RuntimeError", "ValueError"), "boundary sends to worker 7, and there are 3"),
+        ("worker", ("RuntimeError", "ValueError"), "boundary sends to worker 7, but there are only 3 workers"),
         ("type", ("RuntimeError", "TypeError"), "boundary returned list"),
         ("objects", ("RuntimeError", "TypeError"), "an array of object, which has no sum"),
         ("kind", ("ValueError", "ValueError"), "on different workers"),

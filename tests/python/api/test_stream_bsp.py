@@ -197,7 +197,7 @@ def test_states_of_other_copies_need_a_merge(tmp_path: Path) -> None:
     seen: Rows = []
     options: dict[str, Any] = {"window": window(tm.stream.tumbling("1s"))}
     resumed(gated(table(), 1200).bsp(kept, {"x": "int64"}, parallelism=2, **options), tmp_path, 2, seen)
-    with pytest.raises(tm.DataSetError, match="has the states of 2 copies, and there are 3 now; give bsp a merge="):
+    with pytest.raises(tm.DataSetError, match="has the states of 2 copies, but there are 3 now; give bsp a merge="):
         resumed(gated(table(), 3000).bsp(kept, {"x": "int64"}, parallelism=3, **options), tmp_path, 10**9, seen)
 
 

@@ -79,7 +79,7 @@ def test_a_job_that_would_read_the_topic_that_it_writes(tmp_path: Path) -> None:
     why = "it writes the topic 't' of two:9092, and reads it; write into another topic"
     refused(why, (topic, to_kafka("TWO:9092", "t")))
     refused(why, (topic.select("x"), print), (topic, to_kafka("two,three:3", "t", id="job")))
-    refused(why + ", or say allow_loops=True", (topic, to_kafka("two", "t")))
+    refused(why + ", or pass allow_loops=True", (topic, to_kafka("two", "t")))
     counts = topic.group_by(tm.stream.window(tm.stream.tumbling("1s"), on="ts")).agg(n=tm.count())
     refused(why, (counts, print), late_output=to_kafka("two", "t"))
     refused(why, (counts, print), late_output={"window 2": to_kafka("two", "t")})

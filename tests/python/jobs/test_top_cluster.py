@@ -102,7 +102,7 @@ def test_why_says_that_nothing_holds_a_job_up() -> None:
     (said, *_) = why_lines(read(report(hosts=hosts[:1])), 10.0, WIDE)
     assert said == "  Nothing holds the job up: lab-0 uses 10% of its CPUs"
     (said, *_) = why_lines(read(report(hosts=[])), 10.0, WIDE)
-    assert said == "  Nothing holds the job up: no host has told of itself yet"
+    assert said == "  Nothing holds the job up: no host has reported yet"
 
 
 def bsp_worker(number: int, host: str, waits: list[float], first: int = 7) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def test_memory_is_stated_and_within_the_budget(tmp_path: Path, monkeypatch: pyt
     assert tm.networks.estimate(path).budget_bytes == 50 << 20
     parsed: list[object] = []
     monkeypatch.setattr("tidemill.networks._text.network_parse", lambda *rest, **more: parsed.append(rest))
-    words = r"a\.txt takes about 11\d MiB for (1,99\d|2,00\d),\d{3} links, and this worker may take 50 MiB: give it more \(--memory"
+    words = r"a\.txt takes about 11\d MiB for (1,99\d|2,00\d),\d{3} links, but this worker may take 50 MiB: give it more \(--memory"
     with pytest.raises(tm.networks.NetworkTooLargeError, match=words) as raised:
         tm.networks.read(path)
     assert not parsed and isinstance(raised.value, MemoryError | tm.TidemillError)

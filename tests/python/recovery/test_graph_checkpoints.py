@@ -107,7 +107,7 @@ def test_only_sources_have_positions() -> None:
     graph = tm.Graph("placed")
     source = graph.source("numbers", lambda out, context: out.send(1), parallelism=1)
     graph.connect(source, graph.sink("kept", place, parallelism=1, each=True), tm.exchange.gather())
-    with pytest.raises(tm.GraphError, match=r"task 'kept' is no source, and has no position.*context\.state"):
+    with pytest.raises(tm.GraphError, match=r"task 'kept' is not a source, so it has no position.*context\.state"):
         graph.run()
 
 

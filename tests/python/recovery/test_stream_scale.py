@@ -102,7 +102,7 @@ def test_a_stream_that_is_scaled(tmp_path: Path, env: dict[str, str], jobs: list
 @pytest.mark.parametrize(
     ("dies", "workers", "message"),
     [
-        (DIES_STARTING, 2, "the job failed with 3 workers before its stream ran again; it goes on with 2 as before"),
+        (DIES_STARTING, 2, "the job failed with 3 workers before its stream ran again; it continues with 2 as before"),
         (DIES_STOPPING, 3, "a worker failed meanwhile, so from the checkpoint before"),
     ],
     ids=["starting", "stopping"],
@@ -149,7 +149,7 @@ def test_what_cannot_be_scaled(
     assert "'numbers' on host there" in refused(worker=1, first_host="there")
     (launch := tmp_path / "launch").mkdir()
     _scale.ask(launch, {})
-    assert "is being given other workers already" in refused(launch=str(launch))
+    assert "is being scaled already" in refused(launch=str(launch))
     _scale.withdraw(launch)
     assert "does not run again yet after 0.2 s" in refused(launch=str(launch))
     assert (launch / "scale.json").exists() and file.with_suffix(".stop").exists(), "it is done all the same"

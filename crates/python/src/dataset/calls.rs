@@ -114,7 +114,7 @@ fn run<T>(life: &Life, work: impl FnOnce(Python<'_>) -> Result<T, String>) -> Re
         {
             let mut life = life.lock();
             if *life == CallStage::Ended {
-                return Err("nobody waits for it any more".to_owned());
+                return Err("no one is waiting for it any more".to_owned());
             }
             *life = CallStage::Running(thread);
         }
