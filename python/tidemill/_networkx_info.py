@@ -1,4 +1,4 @@
-"""Tidemill's registration as a networkx back end, read when networkx is imported; the back end is loaded later."""
+"""Tidemill's registration as a networkx backend, read when networkx is imported; the backend is loaded later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["FUNCTIONS", "get_info"]
 
-#: The functions of networkx that the back end supports, with their limitations. `tidemill.networks._networkx`
+#: The functions of networkx that the backend supports, with their limitations. `tidemill.networks._networkx`
 #: implements them.
 FUNCTIONS: dict[str, str | None] = {
     "all_pairs_dijkstra_path_length": "Weights are attributes, numbers and not negative.",
@@ -21,8 +21,8 @@ FUNCTIONS: dict[str, str | None] = {
     "is_connected": None,
     "is_strongly_connected": None,
     "is_weakly_connected": None,
-    "leiden_communities": "Undirected graphs. The seed gives other communities than other back ends', of as high modularity.",
-    "louvain_communities": "Undirected graphs. The seed gives other communities than networkx's, of as high modularity.",
+    "leiden_communities": "Undirected graphs. The seed gives other communities than other backends, with equally high modularity.",
+    "louvain_communities": "Undirected graphs. The seed gives other communities than networkx's, with equally high modularity.",
     "maximum_flow": "With the default algorithm.",
     "maximum_flow_value": "With the default algorithm.",
     "minimum_cut": "With the default algorithm.",

@@ -355,7 +355,7 @@ class Network:
             )
         return graph
 
-    # What networkx asks of a graph before it calls a back end.
+    # What networkx asks of a graph before it calls a backend.
 
     def is_directed(self) -> bool:
         """Return whether links have a direction."""

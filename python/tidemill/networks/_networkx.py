@@ -1,10 +1,10 @@
-"""The back end for networkx: its functions, with its signatures and results, computed by Tidemill's kernels.
+"""The backend for networkx: its functions, with its signatures and results, computed by Tidemill's kernels.
 
 ``nx.pagerank(G, backend="tidemill")`` converts ``G`` once, which networkx keeps with the graph, and calls `pagerank` here.
 What a function cannot do it refuses: `can_run` by its arguments, and `NotImplementedError` by what is in the graph;
 networkx then computes itself, if it may (``nx.config.fallback_to_nx``). A `tidemill.Network` needs no conversion.
 
-A back end computes on the threads of this process; on all workers of a job, `tidemill.networks` does.
+A backend computes on the threads of this process; on all workers of a job, `tidemill.networks` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["backend"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Functions of the back end, and for some of them whether they run with given arguments.
+#: Functions of the backend, and for some of them whether they run with given arguments.
 _functions: dict[str, Callable[..., Any]] = {}
 _conditions: dict[str, Callable[..., bool]] = {}
 
@@ -141,7 +141,7 @@ def _original(graph: Any) -> Any:
 
 
 def function(condition: Callable[..., bool] | None = None) -> Callable[[F], F]:
-    """Make a function one of the back end; `condition` says with which arguments it runs."""
+    """Make a function one of the backend; `condition` says with which arguments it runs."""
 
     def add(call: F) -> F:
         _functions[call.__name__] = call
@@ -752,7 +752,7 @@ def can_run(name: str, args: Any, kwargs: Any) -> bool | str:
 
 
 def on_start_tests(items: list[Any]) -> None:
-    """Mark the tests of networkx that expect what its own random numbers lead to, when it runs them with this back end."""
+    """Mark the tests of networkx that expect what its own random numbers lead to, when it runs them with this backend."""
     import pytest
 
     drawn = (

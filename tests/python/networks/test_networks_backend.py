@@ -1,4 +1,4 @@
-"""The back end for networkx: through its dispatching, the same results, and refusals that fall back."""
+"""The backend for networkx: through its dispatching, the same results, and refusals that fall back."""
 
 from __future__ import annotations
 
