@@ -466,11 +466,11 @@ def section(allreduce: dict[str, Any]) -> str:
     parts = [
         "## All-reduce",
         "",
-        f"One vector of float32 on {setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s. *Average* and *worst*: the mean and the greatest synchronization time of "
-        "ranks, each from when it begins until it has the result; the median of calls. *Bound*: what no algorithm can beat, headers not counted. *Best static*: the best of "
-        f"{', '.join(STATIC)} by the average. *Random trees*: `binary` with the ranks on hosts at random, seeds from 0, one call each. `{ADAPTIVE}` is on a new communicator "
-        f"each time and has {SETTLE} calls more, not timed, in which it measures the links. *CPU*: the share of this machine's processors that the workers used, and *machine* that of all programs and the kernel: where it is high, "
-        "processors were the limit, not links. But Open MPI asks for messages without a pause, so its share is always high.",
+        f"One vector of float32 on {setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s. *Average* and *worst*: the mean and the maximum of the ranks' synchronization "
+        "times, from when a rank begins until it has the result; medians over calls. *Bound*: the time that no algorithm can beat, without headers. *Best static*: the algorithm with the best average among "
+        f"{', '.join(STATIC)}. *Random trees*: `binary` with the ranks on random hosts, seeds from 0, one call each. `{ADAPTIVE}` has a new communicator "
+        f"each time, and {SETTLE} more calls, not timed, in which it measures the links. *CPU*: the share of this machine's processors that the workers used, and *machine* that of all programs and the kernel: if it is high, "
+        "processors were the limit, not links. But Open MPI polls for messages without a pause, so its share is always high.",
         "",
         PUBLISHED,
         "",

@@ -35,13 +35,13 @@ LATENCY_GOAL, RATE_GOAL, SHARED_GOAL = 5.0, 10.0, 0.25
 TIMEOUT_S = 3600
 PUBLISHED = (
     "Published (8 hosts of 24 cores, 4 workers each, 1 Gbit/s, Java): the binary tree has about 5 times lower latency than serial for small messages, "
-    "flat lies between, and the ring gains least; the ring has the highest throughput, at 60 tasks half of what it has at 10 and 30; along the chain "
-    "shared memory takes about 25 % less time at 32 workers, and nothing to see with 10 tasks. No other numbers are in the text. The published tasks "
-    "send the message itself back; these send eight bytes, or the way back would limit all overlays alike."
+    "flat lies between, and the ring gains least; the ring has the highest throughput, with 60 tasks half of that with 10 and 30; along the chain, "
+    "shared memory takes about 25 % less time with 32 workers, and makes no visible difference with 10 tasks. The text has no other numbers. The published tasks "
+    "send the message itself back; these send eight bytes, because otherwise the way back would limit all overlays alike."
 )
 STORM = (
     "*Storm* sends a message to each task over TCP, within hosts too; it has no other way to broadcast. Its share of the processors is that of the whole "
-    "machine. How it is set up is told in `bench/README.md`."
+    "machine. `bench/README.md` describes its settings."
 )
 
 
@@ -212,7 +212,7 @@ def section(broadcast: dict[str, Any]) -> str:
         "",
         f"One source, N tasks, one sink on {setting['hosts']} emulated hosts of {setting['workers']} workers, links of {BANDWIDTH}. *Latency* of single messages, from "
         "the source until the sink has the answers of all tasks. *Rate* of many, until all answers have come. *Gains* are over serial sending to each task. *CPU*: the "
-        "share of this machine's processors that the workers used, the graph's start and end included; where it is high, processors were the limit, not links.",
+        "share of this machine's processors that the workers used, including the graph's start and end; if it is high, processors were the limit, not links.",
         "",
         PUBLISHED,
         "",

@@ -124,8 +124,8 @@ def section(loops: dict[str, Any]) -> str:
     parts = [
         "## Loops",
         "",
-        f"{count} iterations on {loops['workers']} workers of one thread, median of {loops['rounds']} rounds. *All*: from rows in memory to the answer.",
-        f"*Further*: what one more iteration costs, (all of {count} - all of 1) / {count - 1}. *Ratio*: of all, and of further, to the",
+        f"{count} iterations on {loops['workers']} workers with one thread each, median of {loops['rounds']} rounds. *All*: from rows in memory to the answer.",
+        f"*Further*: the cost of one more iteration, (all of {count} - all of 1) / {count - 1}. *Ratio*: all, and further, over those of the",
         "bulk-synchronous program with the same iteration.",
         "",
     ]

@@ -139,9 +139,9 @@ def kmeans_ratios(case: dict[str, Any]) -> dict[str, tuple[float, str]]:
 def kmeans_section(kmeans: dict[str, Any]) -> str:
     parts = ["## K-means", ""]
     parts += [
-        f"Seconds per iteration, median of {kmeans['rounds']} rounds. *Whole fit*: a fit of {kmeans['iterations']} iterations from given",
-        "centres, over its iterations, everything but loading the data included. *Further*: what one more iteration costs,",
-        f"(fit of {kmeans['iterations']} - fit of 1) / {kmeans['iterations'] - 1}. The ratio is the worse of the two against the fastest peer in each.",
+        f"Seconds per iteration, median of {kmeans['rounds']} rounds. *Whole fit*: the time of a fit of {kmeans['iterations']} iterations from given",
+        f"centers, divided by {kmeans['iterations']}; it includes everything but loading the data. *Further*: the cost of one more iteration,",
+        f"(fit of {kmeans['iterations']} - fit of 1) / {kmeans['iterations'] - 1}. The ratio is the worse of these two, each against its fastest peer.",
         "",
     ]
     for case in kmeans["cases"]:

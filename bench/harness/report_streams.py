@@ -83,15 +83,15 @@ def yahoo_section(yahoo: dict[str, Any]) -> str:
     parts = [
         "## Yahoo",
         "",
-        f"{yahoo['events']:,} events of JSON, {yahoo['per_second']:,} in a second of event time, joined with campaigns from Redis and counted into Redis; a",
-        f"checkpoint every second; median of {yahoo['rounds']} rounds. Every count was compared. The ratio is of rates: above 1 is faster.",
+        f"{yahoo['events']:,} JSON events, {yahoo['per_second']:,} per second of event time, joined with campaigns from Redis and counted into Redis; a",
+        f"checkpoint every second; median of {yahoo['rounds']} rounds. Every count was checked. The ratio is of rates: above 1 is faster.",
         "",
     ]
     for case in yahoo["cases"]:
         # Results of before had no other way.
         if case.get("campaigns", "table") == "query":
             parts += [
-                "With a query of Redis for each view, none kept. Flink was not measured so: its program keeps what it has asked for.",
+                "With a Redis query for each view, and no cache. Flink was not measured this way: its program caches answers.",
                 "",
             ]
         rows = yahoo_rates(case, yahoo["events"])

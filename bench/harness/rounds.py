@@ -170,9 +170,9 @@ def section(rounds: dict[str, Any]) -> str:
     parts = [
         "## Rounds",
         "",
-        f"{rounds['workers']} workers, median of {rounds['repeats']} repeats. *Rate*: rounds a second, as many under way as the system allows; *ratio* is",
-        "Tidemill's time over the faster one by hand, so below 1 is faster; *rate over Flink's* is over the faster Flink, so above 1 is",
-        f"faster. *Lone rounds*: the median and the 99th percentile of {rounds['single']}, each begun when all targets had the one before."
+        f"{rounds['workers']} workers, median of {rounds['repeats']} repeats. *Rate*: rounds per second, with as many under way as the system allows; *ratio* is",
+        "Tidemill's time over that of the faster program written by hand, so below 1 is faster; *rate over Flink's* is over the faster Flink, so above 1 is",
+        f"faster. *Lone rounds*: the median and the 99th percentile of {rounds['single']}; each begins when all targets have the result of the one before."
         + (f" Geometric means: {told}." if told else ""),
         "",
         "### Rounds a second",

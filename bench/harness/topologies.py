@@ -30,14 +30,14 @@ TIMEOUT_S = 3600
 NOT_REAL = (
     "What is not real: there is no InfiniBand and no Omni-Path here, so the fabrics' own lines are missing, and so is TCP over a fabric's IP interface. Emulated hosts "
     f"share this machine's processors, and their links of {BANDWIDTH} are slower than the published Ethernet of 1 Gbit/s. Heron acknowledges every message at every task (a chain "
-    "of eight needs seven acknowledgements); here the last task sends one, and barriers and credit do the rest."
+    "of eight needs seven acknowledgments); here the last task sends one, and barriers and credit do the rest."
 )
 PUBLISHED = (
-    "Published (Heron on clusters with InfiniBand or Omni-Path beside Ethernet; the text has no numbers): latency of InfiniBand is below that of TCP over InfiniBand, and this below "
-    "Ethernet's; for small messages the latter two are equal, InfiniBand lower. The gap grows with the size, and is larger for A than for B. More copies raise all "
-    "latencies, InfiniBand's least. Throughput: InfiniBand first, TCP over InfiniBand second; at 128 KB both kinds of TCP stop growing with 16 sources, InfiniBand goes on. "
+    "Published (Heron on clusters with InfiniBand or Omni-Path beside Ethernet; the text has no numbers): the latency of InfiniBand is below that of TCP over InfiniBand, which is below "
+    "Ethernet's; for small messages, the latter two are equal, and InfiniBand is lower. The gap grows with the size, and is larger for A than for B. More copies raise all "
+    "latencies, InfiniBand's least. Throughput: InfiniBand first, TCP over InfiniBand second; at 128 KB, both kinds of TCP stop growing with 16 sources, and InfiniBand keeps growing. "
     "Small messages saturate a processor before any network. Latencies in A are about normally distributed, "
-    "with a high 99th percentile. What a message costs beyond its serialization is far less with InfiniBand than with TCP."
+    "with a high 99th percentile. Apart from serialization, a message costs far less with InfiniBand than with TCP."
 )
 
 
@@ -154,9 +154,9 @@ def section(topologies: dict[str, Any]) -> str:
     parts = [
         "## Topologies",
         "",
-        f"*A*: sources and seven steps in a chain, all with as many copies; *B*: sources to one step. Messages go to the copies of the next step in turn; {setting['workers']} workers. "
-        "*Latency* (p50, p90, p99): until the source has the acknowledgement of the last task, by its own clock; without the first messages, which all leave "
-        "at once. *In flight*: messages of each source. *Rate*: acknowledged messages of all sources. *CPU*: the share of this machine's processors that the workers used; where it is high, processors were the limit.",
+        f"*A*: sources and seven steps in a chain, all with the same number of copies; *B*: sources to one step. Messages go to the copies of the next step in turn; {setting['workers']} workers. "
+        "*Latency* (p50, p90, p99): until the source has the acknowledgment of the last task, by its own clock; without the first messages, which all leave "
+        "at once. *In flight*: messages of each source. *Rate*: acknowledged messages of all sources. *CPU*: the share of this machine's processors that the workers used; if it is high, processors were the limit.",
         "",
         NOT_REAL,
         "",
@@ -172,7 +172,7 @@ def section(topologies: dict[str, Any]) -> str:
     parts += [*gaps(cases, setting["pending"][0]), *serialization(cases)]
     wrong = [f"{label(case)}, {TRANSPORTS[name]}" for name, of in cases.items() for case in of if not case["right"]]
     if wrong:
-        parts += [f"Acknowledgements are missing, or came twice: {'; '.join(wrong)}.", ""]
+        parts += [f"Acknowledgments are missing, or came twice: {'; '.join(wrong)}.", ""]
     elif rows:
         parts += ["Each message was acknowledged once.", ""]
     return "\n".join([*parts, *(f"- {name}: {why}" for name, why in topologies["failures"].items())])

@@ -211,9 +211,9 @@ def section(results: dict[str, Any]) -> str:
         [
             "## Viewer",
             "",
-            "The page in headless Chromium, which draws by software here. *Stored*: files of frames and the index; *fetched*: what of them the page",
-            "asks for while all frames play, as it comes over the connection. *Market* is what `tidemill series` makes of the generated one.",
-            f"Milliseconds: median, and in brackets the least, of {results['repeats']} times, of turns of all pictures of a while of play.",
+            "The page in headless Chromium, which draws in software here. *Stored*: files of frames and the index; *fetched*: the part of them that the",
+            "page requests while all frames play, in bytes on the connection. *Market* is the result of `tidemill series` on the generated market.",
+            f"Milliseconds are the median and, in parentheses, the least of {results['repeats']} times; for turns, of all pictures drawn during a period of play.",
             "",
             table(heads, rows),
             "",
