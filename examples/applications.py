@@ -2,8 +2,8 @@
 
 tidemill run -n 3 examples/applications.py
 A stream counts clicks by window, a query averages a table of prices by product, and a solver fits a model to both. The first
-two run at the same time, and the placement gives each workers of its own. The solver needs what they find, and gets the workers
-of both. Rows go from program to program in memory, and each runs as soon as it has what it needs.
+two run at the same time, and the placement gives each its own workers. The solver needs their results, and gets the workers
+of both. Rows go from program to program in memory, and each runs as soon as it has its input.
 """
 
 from datetime import datetime, timedelta

@@ -1,8 +1,8 @@
 """A live market: prices stream in, a solver within the stream places each window's stocks, and an open page shows them move.
 
-tidemill run -n 2 --restarts 9 examples/live_market.py [FOLDER]     two years of a generated market in some seconds
+tidemill run -n 2 --restarts 9 examples/live_market.py [FOLDER]     two years of a generated market in a few seconds
 tidemill view live-market-out                                       shows it, while it runs
-Kill a worker meanwhile: the job goes on from its last checkpoint, and the frames are those of an undisturbed run.
+If you kill a worker meanwhile, the job resumes from its last checkpoint, and makes the same frames as an undisturbed run.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Who matters among people who meet: PageRank and groups of a network whose links come and go.
+"""Who matters among people who meet: PageRank and groups in a network whose links come and go.
 
 tidemill run -n 2 examples/live_network.py
 
-People meet at random, mostly within their circle; a link lasts from a meeting for eight seconds. The step follows the network after
-each second, and another thread asks for the newest values meanwhile, as a page or a service would.
+People meet at random, mostly within their circle; a link lasts from a meeting for eight seconds. The step computes results after
+each second, while another thread asks for the newest values, as a page or a service would.
 """
 
 import threading

@@ -1,8 +1,8 @@
-"""Local SGD: each worker trains a model on rows of its own, and the models are averaged every few steps.
+"""Local SGD: each worker trains a model on its own rows, and the workers average their models every few steps.
 
 tidemill run -n 2 examples/local_sgd.py          logistic regression on generated rows
 
-Plain averages after each step, partial after 8: an eighth of the exchanges for the same number of steps.
+Plain SGD averages after each step, partial synchronization after 8: an eighth of the exchanges for the same number of steps.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
 tidemill run -n 2 examples/loops.py
 An edge leads back to the task that it comes from. K-means adds up the clusters of all copies in each round, and ends when
-the centers rest. PageRank sends the shares of each page to the copy that keeps it, and ends when the ranks rest; they
-stay where they are.
+the centers no longer change. PageRank sends each page's shares to the copy that keeps the page, and ends when the ranks no
+longer change; ranks stay on their copies.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
 tidemill run -n 2 examples/online_kmeans.py
 
-For each second all copies move the centers together, by the points of that second; what came before counts half as much with
-each second. The model is the state of the stream's solver: a checkpoint saves it.
+Every second, all copies together move the centers by the points of that second; the weight of earlier points halves with
+each second. The model is the state of the stream's solver, which checkpoints save.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""Block Jacobi for a Poisson problem on a square: `tidemill.iterate` with partial synchronization against plain.
+"""Block Jacobi for a Poisson problem on a square: `tidemill.iterate` with and without partial synchronization.
 
 tidemill run -n 2 examples/poisson.py            one block of rows of the grid for each worker
 tidemill run -n 4 examples/poisson.py 256        a finer grid, 256 x 256
 
-Plain is Jacobi's method: an exchange of boundary rows after each sweep. Partial sweeps 16 times over a block in between.
+Plain is Jacobi's method, which exchanges boundary rows after each sweep. Partial sweeps 16 times over a block between exchanges.
 """
 
 import sys

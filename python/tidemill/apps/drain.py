@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add(
         "--restart",
         action="store_true",
-        help="start the job again without the host, from a checkpoint that is made for that: nothing of it stays there, neither workers "
-        "nor what they read. Only a job that `tidemill run --on` started",
+        help="start the job again without the host, from a checkpoint made for this: no worker, copy or source stays "
+        "there. Only for jobs that `tidemill run --on` started",
     )
     options = parser.parse_args(argv)
     if options.restart:

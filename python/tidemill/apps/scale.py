@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine of the stream's worker 0.",
     )
     add = parser.add_argument
-    add("-n", "--workers", type=_workers, required=True, metavar="N", help="how many workers it is to have")
+    add("-n", "--workers", type=_workers, required=True, metavar="N", help="new number of workers")
     _jobs.add_options(parser, "for the stream to run again", "10min")
     add(
         "--all-hosts", action="store_true", help="start workers also on emulated hosts that drain --restart has emptied"

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tidemill simulate",
-        description="Predict what a program takes on a cluster that you do not have.",
+        description="Predict how long a program takes on a cluster that you do not have.",
         epilog="Example: tidemill simulate allreduce --workers 16384 --hosts 1024 --racks 32 --oversubscription 4",
     )
     parser.add_argument("workload", choices=_WORKLOADS, metavar="WORKLOAD", help=", ".join(_WORKLOADS))
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="X",
-        help="how many times more the hosts of a rack can send than the link of the rack carries (default: 1)",
+        help="how many times as much the hosts of a rack can send as the link of the rack carries (default: 1)",
     )
     cluster.add_argument(
         "--slow",
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_exponent,
         default=0.0,
         metavar="X",
-        help="exponent of Zipf's law for the keys of partition and keyed, over buckets, such as 1.1 (default: 0, all keys alike)",
+        help="exponent of Zipf's law for the keys of partition and keyed, over buckets, such as 1.1 (default: 0, the same for all keys)",
     )
     size.add_argument(
         "--window",
@@ -187,7 +187,7 @@ def _validate(words: list[str]) -> int:
     """Validate the model; called on every worker of a job."""
     parser = Parser(
         prog="tidemill simulate --validate",
-        description="Measure collectives on the workers of a job, and print them beside what is predicted.",
+        description="Measure collectives on the workers of a job, and print them beside the predictions.",
         epilog="Example: tidemill simulate --validate --on lab -n 8",
     )
     parser.add_argument("--validate", action="store_true", help=argparse.SUPPRESS)

@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if the record cannot be read."""
     parser = argparse.ArgumentParser(
         prog="tidemill why",
-        description="List what the controller of a stream has decided, newest first: when, which share of throughput it expected to gain, "
-        "and what it measured. The list is kept beside the checkpoints, so it includes earlier runs, and a job that has ended. "
-        "What holds a running stream up now: tidemill top --why.",
+        description="List the decisions of a stream's controller, newest first: when, the gain in throughput that it expected, "
+        "and the gain that it measured. The list is kept beside the checkpoints, so it includes earlier runs, and jobs that have ended. "
+        "To see what slows a running stream down now, use tidemill top --why.",
     )
     parser.add_argument("place", help="folder or URL of the checkpoints, as passed to write_stream")
     parser.add_argument("--json", action="store_true", help="print the record as JSON; times are in seconds since 1970")
