@@ -46,10 +46,10 @@ describe('the feed', () => {
     expect(source.run).toBe('abc');
     void feed.follow();
     await settle();
-    expect(said).toEqual(['Nothing new comes: the server does not answer']);
+    expect(said).toEqual(['Updates have stopped: the server does not answer']);
     await vi.advanceTimersByTimeAsync(PAUSE_MS_MIN);
     await vi.advanceTimersByTimeAsync(2 * PAUSE_MS_MIN);
-    expect(said.slice(1)).toEqual(['Nothing new comes: it is gone from the folder', '']);
+    expect(said.slice(1)).toEqual(['Updates have stopped: it is gone from the folder', '']);
     expect(dataset.points).toBe(2);
     // Who is in trouble does not wait for news, as there may be none for long.
     const waits = [false, true, false, false, true];
@@ -84,7 +84,7 @@ describe('the feed', () => {
     const feed = new Feed(source, new Dataset(), { grew: () => {}, trouble, anew: expect.fail, notice: expect.fail });
     await feed.start();
     await feed.follow();
-    expect(trouble.mock.calls).toEqual([['What follows in the index is not shown: a line of points has no count']]);
+    expect(trouble.mock.calls).toEqual([['The rest of the index is not shown: a line of points has no count']]);
   });
 });
 

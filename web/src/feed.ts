@@ -46,10 +46,10 @@ export class Feed {
         pauseMs = 0;
         const taken = this.take(got.value);
         // Asked for again, a line would be no better.
-        if (!taken.ok) return this.told.trouble(`What follows in the index is not shown: ${taken.reason}`);
+        if (!taken.ok) return this.told.trouble(`The rest of the index is not shown: ${taken.reason}`);
       } else {
         if (got.cause === 'anew') return this.told.anew();
-        this.told.trouble(`Nothing new comes: ${got.reason}`);
+        this.told.trouble(`Updates have stopped: ${got.reason}`);
         pauseMs = Math.min(Math.max(2 * pauseMs, PAUSE_MS_MIN), PAUSE_MS_MAX);
         await new Promise((wake) => setTimeout(wake, pauseMs));
       }

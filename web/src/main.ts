@@ -47,7 +47,7 @@ const buttons = [
 for (const name of buttons) setIcon(byId(name), name);
 
 if (document.createElement('canvas').getContext('webgl2') === null) {
-  blank('This browser has no WebGL 2, which draws the points. Is it switched off, or the browser very old?', false);
+  blank('This browser has no WebGL 2, which draws the points. It may be switched off, or the browser is too old.', false);
   throw new Error('no WebGL 2');
 }
 const token = new URLSearchParams(location.search).get('token') ?? '';
@@ -380,7 +380,7 @@ async function begin(): Promise<void> {
   showData();
   if ((history.state as { anew?: boolean } | null)?.anew) {
     history.replaceState(null, '');
-    notice('The frames were written anew; these are the new ones.', false);
+    notice('The frames were rewritten; these are the new ones.', false);
   }
   const view = decodeView(location.hash);
   const wanted = new URLSearchParams(location.search).get('version');

@@ -53,7 +53,7 @@ export const DIVERGING = 'Blue to red';
 /** For values. */
 export const RAMPS: ReadonlyMap<string, readonly string[]> = new Map([
   ['Viridis', VIRIDIS],
-  ['Cividis, colour-blind safe', CIVIDIS],
+  ['Cividis, color-blind safe', CIVIDIS],
   [DIVERGING, BLUE_RED],
 ]);
 

@@ -157,14 +157,14 @@ export class Pointer {
     const { app } = this;
     const { lasso } = app.over;
     const screen = app.scene.screen();
-    const waits = setTimeout(() => this.notice('A moment: not all points have come yet.', false), 300);
+    const waits = setTimeout(() => this.notice('One moment: not all points have arrived yet.', false), 300);
     const here = await app.allHere();
     clearTimeout(waits);
     // It may have been let go, or drawn anew, meanwhile.
     if (app.over.lasso !== lasso) return;
     if (here) return this.nameGroup(app.seen.caught(lasso, screen));
     this.setLasso(false);
-    this.notice('No group was made: the points of this frame cannot be read, so those in the lasso are not known.');
+    this.notice('No group was made: the points of this frame cannot be read, so those in the lasso are unknown.');
   }
 
   private async nameGroup(rows: readonly number[]): Promise<void> {

@@ -35,7 +35,7 @@ def test_frames_that_are_written_anew_are_shown_and_not_mixed_with_the_old(
     # More bytes than before, so that the length of the index reveals nothing.
     write_market(folder, points=150, frames=9, seed=7)
     page.until("() => !window.old && window.tidemill?.frames === 9")
-    page.tab.wait_for_selector("#notice:has-text('The frames were written anew')")
+    page.tab.wait_for_selector("#notice:has-text('The frames were rewritten')")
     page.settled()
     # The view has stayed.
     assert page.get("[tidemill.playback.position, tidemill.colouring.name]") == [3, "capital"]
@@ -71,7 +71,7 @@ def test_a_server_that_was_gone_is_told_of_and_followed_again(browser: Any, fold
     with Server(folder, token=TOKEN) as server:
         page = Page(browser, server.url)
         port = server._http.server_address[1]
-    page.tab.wait_for_selector("#trouble:has-text('Nothing new comes: the server does not answer')")
+    page.tab.wait_for_selector("#trouble:has-text('Updates have stopped: the server does not answer')")
     page.picture("trouble")
     with Server(folder, token=TOKEN, port=port):
         page.until("() => document.querySelector('#trouble').textContent === ''")
@@ -90,7 +90,7 @@ def test_an_open_page_does_not_keep_the_command_from_ending(browser: Any, folder
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=launched.PATIENCE_S)
     assert (running.returncode, errors) == (0, b"")
-    page.tab.wait_for_selector("#trouble:has-text('Nothing new comes')")
+    page.tab.wait_for_selector("#trouble:has-text('Updates have stopped')")
     page.close("net::ERR_")
 
 

@@ -120,7 +120,7 @@ export class AboutPanel {
       [],
       [{ name: 'drop', title: 'Drop what I changed', look: 'danger' }],
       this.writable
-        ? 'What you have changed is in no version yet, and would be lost. “Save version” keeps it.'
+        ? 'Your changes are not in any version yet, and would be lost. “Save version” keeps them.'
         : 'The groups that you have made here would be lost.',
     );
     return answer !== undefined;

@@ -146,7 +146,7 @@ async function remove(plot: Plot): Promise<void> {
     `Remove ${plot.title}?`,
     [],
     [{ name: 'remove', title: 'Remove', look: 'danger' }],
-    'Its versions, comments and links go with it, for everybody.',
+    'This also removes its versions, comments and links, for everyone.',
   );
   if (answer === undefined) return;
   const removed = await client.remove(plot.id);
