@@ -47,7 +47,7 @@ const buttons = [
 for (const name of buttons) setIcon(byId(name), name);
 
 if (document.createElement('canvas').getContext('webgl2') === null) {
-  blank('This browser has no WebGL 2, which draws the points. It may be switched off, or the browser is too old.', false);
+  blank('This browser has no WebGL 2, which draws the points. It is switched off, or the browser is too old.', false);
   throw new Error('no WebGL 2');
 }
 const token = new URLSearchParams(location.search).get('token') ?? '';
