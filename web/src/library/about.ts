@@ -118,7 +118,7 @@ export class AboutPanel {
       'drop-changes',
       'Open it without saving?',
       [],
-      [{ name: 'drop', title: 'Drop what I changed', look: 'danger' }],
+      [{ name: 'drop', title: 'Drop my changes', look: 'danger' }],
       this.writable
         ? 'Your changes are not in any version yet, and would be lost. “Save version” keeps them.'
         : 'The groups that you have made here would be lost.',

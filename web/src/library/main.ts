@@ -120,7 +120,7 @@ async function describe(plot: Plot): Promise<void> {
     [
       { id: 'edit-title', label: 'Title', value: plot.title, most: 200, required: true },
       { id: 'edit-description', label: 'Description', value: plot.description, kind: 'lines', most: 20_000 },
-      { id: 'edit-tags', label: 'Tags', value: plot.tags.join(', '), placeholder: 'divided by commas' },
+      { id: 'edit-tags', label: 'Tags', value: plot.tags.join(', '), placeholder: 'separated by commas' },
       { id: 'edit-collection', label: 'Collection', value: plot.collection, most: 60, list: 'collection-names' },
     ],
     [
