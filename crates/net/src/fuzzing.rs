@@ -121,6 +121,14 @@ pub fn control(stream: &[u8], cuts: &[u8]) {
     crate::control::fuzz(&whole.0);
 }
 
+/// Rank 0 counts the workers that join correctly, whatever they send and whenever they end.
+pub fn joining(stream: &[u8]) {
+    let mut decoder = MessageDecoder::default();
+    decoder.feed(stream);
+    let messages: Vec<_> = std::iter::from_fn(|| decoder.next().ok().flatten()).collect();
+    crate::rendezvous::fuzz(&messages);
+}
+
 /// Nobody completes a handshake without the key, as a client or as a server, and the bytes sent before that are
 /// bounded.
 pub fn handshake(stream: &[u8]) {
@@ -309,6 +317,7 @@ mod tests {
             frames(&stream, &cuts);
             control(&stream, &cuts);
             told(&stream);
+            joining(&stream);
         }
 
         #[test]
@@ -325,7 +334,7 @@ mod tests {
 
         #[test]
         fn control_messages_decode_alike_however_cut(
-            messages in prop::collection::vec((1u8..18, 0u32..9, 0u32..9, 0usize..200), 0..20),
+            messages in prop::collection::vec((1u8..22, 0u32..9, 0u32..9, 0usize..200), 0..20),
             cuts in prop::collection::vec(any::<u8>(), 0..4),
         ) {
             let mut stream = Vec::new();
@@ -337,6 +346,32 @@ mod tests {
                 stream.extend(vec![kind; len]);
             }
             control(&stream, &cuts);
+        }
+
+        /// Mostly calls and the messages of honest workers, so that many states are reached.
+        #[test]
+        fn rank_0_counts_the_workers_that_join(
+            steps in prop::collection::vec((0u8..12, 0u32..9, 0u32..9, 0u8..4), 0..120),
+        ) {
+            let mut stream = Vec::new();
+            for (what, about, from, serial) in steps {
+                // The length of a payload selects what happens; see `ledger::fuzz`.
+                let (kind, rank, payload) = match what {
+                    0 => (1u8, from, vec![]),
+                    1 => (1, from, vec![0]),
+                    2..6 => (1, from, vec![0; 2]),
+                    6 => (14, from, vec![b'x'; 7]),
+                    7..9 => (16, from, vec![0; 5]),
+                    9 => (16, about, vec![0; 5]),
+                    _ => (11, about, vec![serial, 0, 0, 0]),
+                };
+                stream.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+                stream.extend_from_slice(&[kind, 0, 0, 0]);
+                stream.extend_from_slice(&rank.to_le_bytes());
+                stream.extend_from_slice(&from.to_le_bytes());
+                stream.extend(payload);
+            }
+            joining(&stream);
         }
 
         /// Starts with the messages of an honest client and an honest server, so that every state is reached.

@@ -26,7 +26,7 @@ pub(crate) mod exchange;
 mod in_process;
 mod orphans;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 mod state;
 pub(crate) mod tree;
 pub(crate) mod wire;
@@ -190,6 +190,8 @@ pub(crate) struct TreeLinks {
     pub(crate) return_way: ReturnWay,
     /// Addresses at which others have reached this worker, or from which it has reached them.
     pub(crate) addresses: Vec<IpAddr>,
+    /// On rank 0: how many workers it was connected to when the last one joined; 0 on the others.
+    pub(crate) links_at_join: usize,
 }
 
 impl ControlPlane {
@@ -272,6 +274,16 @@ impl ControlPlane {
     pub fn links(&self) -> usize {
         match &self.inner {
             ControlLinks::Tree(place) => place.children.len() + usize::from(place.up.is_some()),
+            ControlLinks::Solo | ControlLinks::InProcess(_) => 0,
+        }
+    }
+
+    /// On rank 0: how many workers it was connected to at the moment when the last one joined. In a star that is all;
+    /// in the tree of a larger job, those with children, those that are its own children, and the others that were on
+    /// their way to their parents. 0 on the others, and for a job within one process.
+    pub fn links_at_join(&self) -> usize {
+        match &self.inner {
+            ControlLinks::Tree(place) => place.links_at_join,
             ControlLinks::Solo | ControlLinks::InProcess(_) => 0,
         }
     }

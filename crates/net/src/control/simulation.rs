@@ -21,10 +21,10 @@ const STOPPED_FOR: u64 = 16 * SILENT_TICKS_MAX as u64 * TICK;
 const END: u64 = TROUBLE_UNTIL + 60 * SILENT_TICKS_MAX as u64 * TICK;
 
 /// A small generator (SplitMix64), so that a seed keeps its meaning.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -425,7 +425,7 @@ fn simulate(seed: u64) {
     check(&job, tree, &plan);
 }
 
-fn seeds(count: u64) -> std::ops::Range<u64> {
+pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match number("SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
@@ -434,7 +434,7 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 }
 
 /// Prints the seed of a failing simulation.
-struct SeedNote(u64);
+pub(crate) struct SeedNote(pub(crate) u64);
 
 impl Drop for SeedNote {
     fn drop(&mut self) {

@@ -90,6 +90,12 @@ impl ControlTree {
         self.subtree(rank).len() == 1
     }
 
+    /// How many workers rank 0 is connected to until all have joined: its children, and all that have children.
+    pub(crate) fn links_at_join(&self) -> u32 {
+        let is_kept = |&rank: &Rank| self.parent(rank) == Some(Rank(0)) || !self.is_leaf(rank);
+        (1..self.size).map(Rank).filter(is_kept).count() as u32
+    }
+
     /// The workers connected directly to `rank` and below it.
     pub fn children(&self, rank: Rank) -> impl Iterator<Item = Rank> + use<> {
         let subtree = self.subtree(rank);
@@ -192,6 +198,9 @@ mod tests {
             let tree = ControlTree::new(size, None);
             assert_eq!((tree.fanout(), tree.is_star()), (fanout, false), "{size}");
             assert_eq!((0..size).step_by(7).map(|rank| depth(&tree, Rank(rank))).max(), Some(deepest), "{size}");
+        }
+        for (size, links) in [(2, 1), (256, 255), (1024, 32), (4096, 64), (16_384, 702)] {
+            assert_eq!(ControlTree::new(size, None).links_at_join(), links, "{size}");
         }
         assert!(ControlTree::told(300, 0).is_none() && ControlTree::told(300, 300).is_none());
     }

@@ -26,8 +26,9 @@ const READ_BYTES: usize = 64 << 10;
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControlKind {
-    /// From rank 0: all workers are here. Payload: the tree's fan-out (u32), the first time. To a worker that has
-    /// come back: its link is in use from now on.
+    /// From rank 0 to a worker that has joined. Payload: the tree's fan-out and the worker's serial number (u32). A
+    /// second time, without payload, from rank 0 or the worker's parent: all workers are in their places. To a worker
+    /// that has come back: its link is in use from now on.
     Welcome = 1,
     /// The job does not start, or an exchange failed. Payload: the reason, as text.
     Failed = 2,
@@ -48,7 +49,8 @@ pub(crate) enum ControlKind {
     Left = 9,
     /// To and from rank 0: worker `rank` is gone. Payload: how it was noticed.
     Lost = 10,
-    /// To rank 0: worker `rank` had left, and now its link has ended, so nobody is connected through it any more.
+    /// To rank 0: worker `rank` had left, and now its link has ended, so nobody is connected through it any more. While
+    /// workers join: the link of leaf `rank` to the sender has ended. Payload: the leaf's serial number (u32).
     Ended = 11,
     /// A part of the next message, which is longer than [`MESSAGE_BYTES_MAX`].
     Piece = 12,
@@ -56,10 +58,13 @@ pub(crate) enum ControlKind {
     Waiting = 13,
     /// To rank 0, at the start: where the sender listens for its children. Payload: addresses, as text.
     Listening = 14,
-    /// From rank 0: where the recipient's parent listens. Payload: addresses, as text.
+    /// From rank 0: where the recipient's parent listens. Payload: addresses, as text; none if the parent has ended,
+    /// and may come again.
     Parent = 15,
-    /// To rank 0, at the start: the sender is connected to its parent and its children. As the first message of a
-    /// worker that comes back: it is here.
+    /// To rank 0, while workers join: the sender is connected to its parent and its children; with the `rank` of a
+    /// leaf, an answer to `Check`: the sender is connected to it. To a parent: the sender's first message, with its
+    /// serial number (u32); the parent returns the message without payload. As the first message of a worker that comes
+    /// back: it is here.
     Attached = 16,
     /// To rank 0: worker `rank` has left and is about to end, but others are connected through it.
     Retire = 17,
@@ -67,6 +72,11 @@ pub(crate) enum ControlKind {
     Released = 18,
     /// The last message of a parent that retires: connect to rank 0.
     Handover = 19,
+    /// From rank 0, while workers join: is the recipient still connected to the leaf `rank`? Payload: the leaf's serial
+    /// number (u32). The answer is `Attached` or `Ended`.
+    Check = 20,
+    /// From rank 0, while workers join, to a leaf that waits for its parent: hang up and call again later.
+    Later = 21,
 }
 
 impl ControlKind {
@@ -91,6 +101,8 @@ impl ControlKind {
             17 => ControlKind::Retire,
             18 => ControlKind::Released,
             19 => ControlKind::Handover,
+            20 => ControlKind::Check,
+            21 => ControlKind::Later,
             _ => return None,
         })
     }

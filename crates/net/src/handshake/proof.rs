@@ -21,7 +21,7 @@ use crate::Rank;
 use crate::secret::JobKey;
 
 /// The version of the wire protocol (handshake, control messages and frames together). Workers of one job must agree.
-pub const PROTOCOL: u16 = 5;
+pub const PROTOCOL: u16 = 6;
 
 const MAGIC: [u8; 8] = *b"TIDEMILL";
 const PREFIX_BYTES: usize = 12;
@@ -40,7 +40,7 @@ pub(crate) type Nonce = [u8; NONCE_BYTES];
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionPurpose {
-    /// A worker joins the job at rank 0; the connection becomes its control link.
+    /// A worker joins the job at rank 0; the connection may become its control link.
     Join = 1,
     /// Two workers exchange frames.
     Frames = 2,

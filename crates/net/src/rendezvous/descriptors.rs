@@ -1,5 +1,5 @@
-//! Descriptors for connections: at the start rank 0 needs one for each worker, and any worker may later communicate
-//! with all.
+//! Descriptors for connections: at the start rank 0 needs one for each worker that it is connected to, in a star all,
+//! and any worker may later communicate with all.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -9,14 +9,16 @@ use crate::{Rank, notice};
 const OF_PROGRAM: u64 = 512;
 
 /// Raises the soft limit so that this process can have a descriptor for each of `size` workers, as far as its hard
-/// limit allows. The soft limit, often 1024, exists for programs that call `select`.
-pub(super) fn allow(me: Rank, size: u32) {
+/// limit allows. The soft limit, often 1024, exists for programs that call `select`. Rank 0 needs `links` of them at the
+/// start.
+pub(super) fn allow(me: Rank, size: u32, links: u32) {
     let limit = getrlimit(Resource::Nofile);
-    let needed = u64::from(size) + OF_PROGRAM;
-    if let Some(current) = raised(limit.current, limit.maximum, needed) {
+    let wanted = u64::from(size) + OF_PROGRAM;
+    if let Some(current) = raised(limit.current, limit.maximum, wanted) {
         // If the system refuses, the resulting error says what to do.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
     }
+    let needed = u64::from(links) + OF_PROGRAM;
     if me == Rank(0)
         && let Some(hard) = limit.maximum
         && hard < needed
@@ -28,6 +30,12 @@ pub(super) fn allow(me: Rank, size: u32) {
              nofile of a container)"
         );
     }
+}
+
+/// How many connections rank 0 may have while workers join, before it has leaves call again later.
+pub(super) fn links_max() -> usize {
+    let available = |limit: u64| limit.saturating_sub(OF_PROGRAM).max(limit / 2);
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| available(limit) as usize)
 }
 
 /// The soft limit needed for this many descriptors, if it has to change. `None` means unlimited.

@@ -1,57 +1,57 @@
 //! Joining a job: every worker finds rank 0, both prove that they know the job's secret, and the result is a
 //! [`ControlPlane`].
 //!
-//! Rank 0 listens, and the others retry until the timeout. If one worker fails, all that have connected are told, so
-//! that every error names the same culprit.
+//! Rank 0 listens, and the others retry until the timeout. All prove to rank 0 that they belong to the job. In the tree
+//! of a large job, leaves then connect to their parents and give up their connections to rank 0. If one worker fails,
+//! all that have connected are told, along the tree, so that every error names the same culprit.
+//!
+//! ```text
+//! rank 0                                  worker
+//!   Welcome (fan-out, serial)    ---->                      each, as soon as it has joined
+//!                                <----   Listening (where)  those with children
+//!   Parent (where)               ---->                      those with another parent, as soon as it listens
+//!                                                           call their parents, and exchange Attached
+//!                                <----   Attached           all whose parent is not rank 0, or with children
+//!   closes                                                  the connections of leaves whose parent is not rank 0
+//!   Welcome                      ---->                      those that are still connected; they tell their leaves
+//! ```
 //!
 //! | module         | what                                                        |
 //! |----------------|-------------------------------------------------------------|
 //! | `descriptors`  | raises the limit for a connection to each worker            |
-//! | `attach`       | from a star around rank 0 to the tree of a large job        |
+//! | `ledger`       | rank 0's decisions about who has joined                     |
+//! | `attach`       | how the others find rank 0 and take their places            |
+//! | `host`         | how rank 0 admits them                                      |
 //! | `launch`       | joins the job that a launcher describes, by way of:         |
 //! | `same_host`    | a socket named after the job                                |
 //! | `pmix`, `pmi1` | the launcher's own key-value store                          |
 
 mod attach;
 mod descriptors;
+mod host;
 mod launch;
+mod ledger;
 mod pmi1;
 mod pmix;
 mod same_host;
+#[cfg(test)]
+mod simulation;
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags};
+use std::time::Duration;
 
 use crate::control::tree::ControlTree;
-use crate::control::wire::{ControlKind, ControlLink};
-use crate::control::{ControlError, ControlLinks, ControlPlane, ReturnWay, TreeLinks, exchange};
+use crate::control::{ControlError, ControlLinks, ControlPlane};
 use crate::environment::EnvironmentError;
 pub use crate::environment::JOIN_TIMEOUT;
-use crate::handshake::conversation::HandshakeOutcome;
-use crate::handshake::dial::DialAttempt;
-use crate::handshake::gate::ConnectionAcceptor;
 pub use crate::handshake::proof::PROTOCOL;
-use crate::handshake::proof::{ConnectionClaim, ConnectionPurpose};
 pub use crate::secret::{JobKey, JobSecret};
-use crate::threads::{poll_until, sleep};
-use crate::{FAILURE_TIMEOUT, Rank, notice};
+use crate::{FAILURE_TIMEOUT, Rank};
 pub use launch::{join_from_environment, join_launched, publish_card, read_card};
 
 /// How long the others wait for rank 0's verdict after it has given up.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long rank 0 waits for latecomers, to tell them why the job does not start.
-const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long rank 0 tries to bind a port that is in use: by an earlier job that is ending, or briefly by a worker that
-/// connected to itself while trying to reach rank 0.
-const BIND_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long a name resolution is trusted: in a new cluster, names may appear late.
-const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What a worker must know to join its job.
 #[derive(Debug)]
@@ -180,217 +180,17 @@ pub fn join(config: JoinConfig) -> Result<ControlPlane, JoinError> {
     if config.rank.0 >= config.size {
         return Err(JoinError::RankOutOfRange { rank: config.rank, size: config.size });
     }
-    descriptors::allow(config.rank, config.size);
+    let tree = ControlTree::new(config.size, config.control_fanout);
+    // Only rank 0 knows the fan-out yet, and only it needs the number.
+    descriptors::allow(config.rank, config.size, tree.links_at_join());
     let key = JobKey::new(&config.secret, &config.job);
     let inner = match (config.size, config.rank.0) {
         (1, _) => ControlLinks::Solo,
-        (_, 0) => ControlLinks::Tree(Box::new(host(&config, &key)?)),
-        _ => ControlLinks::Tree(Box::new(knock(&config, &key)?)),
+        (_, 0) => ControlLinks::Tree(Box::new(host::host(&config, &key, tree)?)),
+        _ => ControlLinks::Tree(Box::new(attach::knock(&config, &key)?)),
     };
     Ok(ControlPlane::new(config.rank, config.size, config.failure_timeout, key, inner)
         .placed(config.location, config.granted))
-}
-
-/// On rank 0: admits the others, and moves them to their places in the tree.
-fn host(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
-    let deadline = Instant::now() + config.timeout;
-    let listener = match &config.listener {
-        Some(fd) => TcpListener::from(fd.try_clone()?),
-        None => bind(&config.root)?,
-    };
-    let mut gate = ConnectionAcceptor::new(listener, key.clone(), ConnectionPurpose::Join, Rank(0), config.size)?;
-    let mut links: Vec<Option<ControlLink>> = Vec::new();
-    links.resize_with(config.size as usize - 1, || None);
-    let outcome = admit_all(config, &mut gate, &mut links, deadline);
-    if let Err(error) = outcome {
-        refuse_all(&mut gate, links, &error.to_string());
-        return Err(error);
-    }
-    let tree = ControlTree::new(config.size, config.control_fanout);
-    let mut present: Vec<ControlLink> = links.into_iter().flatten().collect();
-    for link in &mut present {
-        link.queue(ControlKind::Welcome, Rank(0), &tree.fanout().to_le_bytes());
-    }
-    exchange::flush_all(&mut present, deadline.max(Instant::now() + VERDICT_PATIENCE));
-    let addresses = attach::local_addresses(&present);
-    let (children, return_way) = if tree.is_star() {
-        (present, ReturnWay::None)
-    } else {
-        // Workers whose parent in the tree has ended call here.
-        gate.expect(ConnectionPurpose::Return);
-        attach::arrange(tree, &mut present)?;
-        (present, ReturnWay::Gate(Box::new(gate)))
-    };
-    Ok(TreeLinks { tree, up: None, children, return_way, addresses })
-}
-
-/// Tells all workers why the job does not start, including those that come a little later: otherwise they would try
-/// to reach this worker until their timeout.
-fn refuse_all(gate: &mut ConnectionAcceptor, mut links: Vec<Option<ControlLink>>, reason: &str) {
-    let until = Instant::now() + REFUSAL_PATIENCE;
-    let refuse = |link: &mut ControlLink| {
-        exchange::tell(std::slice::from_mut(link), ControlKind::Failed, Rank(0), reason.as_bytes())
-    };
-    links.iter_mut().flatten().for_each(refuse);
-    while links.iter().any(Option::is_none) || gate.has_pending() {
-        let mut fds = Vec::new();
-        gate.interest(&mut fds);
-        let polled = poll_until(&mut fds, gate.next_deadline().map_or(until, |at| at.min(until)));
-        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
-        let now = Instant::now();
-        for met in gate.advance(now, &ready, &|_| false) {
-            let rank = met.call.from;
-            let mut link = ControlLink::new(met.stream);
-            refuse(&mut link);
-            // Keep the link open until the end, so that the worker surely receives the reason. It may replace an
-            // older link of the same worker.
-            if let Some(slot) = rank.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
-                *slot = Some(link);
-            }
-        }
-        if polled.is_err() || now >= until {
-            return;
-        }
-    }
-}
-
-fn admit_all(
-    config: &JoinConfig,
-    gate: &mut ConnectionAcceptor,
-    links: &mut [Option<ControlLink>],
-    deadline: Instant,
-) -> Result<(), JoinError> {
-    while links.iter().any(Option::is_none) {
-        let until = gate.next_deadline().map_or(deadline, |at| at.min(deadline));
-        let mut fds = Vec::new();
-        gate.interest(&mut fds);
-        let gate_len = gate.interest_len();
-        fds.extend(links.iter().flatten().map(|link| PollFd::new(link, PollFlags::IN)));
-        poll_until(&mut fds, until)?;
-        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
-        let now = Instant::now();
-
-        // A worker that ended while it waited may come again, restarted by its launcher.
-        let mut ready_links = ready[gate_len..].iter();
-        for (slot, rank) in links.iter_mut().zip(1..) {
-            let Some(link) = slot else { continue };
-            if ready_links.next().is_some_and(|flags| !flags.is_empty())
-                && let Err(reason) = link.receive()
-            {
-                notice!(config.rank, "rank {rank} exited before the job started: {reason}");
-                *slot = None;
-            }
-        }
-        // A wrong worker must not keep out those that came with it, since they have to learn the reason too.
-        let admitted =
-            gate.advance(now, &ready[..gate_len], &|_| false).into_iter().map(|met| admit(config, links, met));
-        admitted.fold(Ok(()), Result::and)?;
-        if now >= deadline && links.iter().any(Option::is_none) {
-            let missing =
-                links.iter().zip(1..).filter(|(slot, _)| slot.is_none()).map(|(_, rank)| Rank(rank)).collect();
-            return Err(JoinError::Missing { missing, waited_s: config.timeout.as_secs(), hint: gate.refusals() });
-        }
-    }
-    Ok(())
-}
-
-/// Admits a worker that has proved that it belongs to this job. The launcher may still have made a mistake.
-fn admit(config: &JoinConfig, links: &mut [Option<ControlLink>], met: HandshakeOutcome) -> Result<(), JoinError> {
-    let ConnectionClaim { from, size, .. } = met.call;
-    let peer = met.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
-    let wrong = if size != config.size {
-        Some(format!(
-            "worker {from} at {peer} was told that the job has {size} worker(s), but rank 0 that it has {}; start all \
-             workers with one launcher call and one size",
-            config.size
-        ))
-    } else if from.0 == 0 || from.0 >= config.size {
-        Some(format!("a worker at {peer} claims rank {from} in a job of {size} workers that already has a rank 0"))
-    } else if links[from.index() - 1].is_some() {
-        let first = links[from.index() - 1].as_ref().and_then(|link| link.stream().peer_addr().ok());
-        let first = first.map_or_else(|| "another".into(), |a| a.to_string());
-        Some(format!(
-            "two workers claim rank {from}: one at {first}, one at {peer}; give every worker its own rank (is an \
-             environment from an earlier job exported?)"
-        ))
-    } else {
-        None
-    };
-    let mut link = ControlLink::new(met.stream);
-    if let Some(text) = wrong {
-        exchange::tell(std::slice::from_mut(&mut link), ControlKind::Failed, Rank(0), text.as_bytes());
-        if let Some(slot) = from.0.checked_sub(1).and_then(|index| links.get_mut(index as usize)) {
-            slot.get_or_insert(link);
-        }
-        return Err(JoinError::Disagreement(text));
-    }
-    link.tune()?;
-    links[from.index() - 1] = Some(link);
-    Ok(())
-}
-
-/// On the others: finds rank 0, waits for its answer, and takes the assigned place.
-fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
-    let deadline = Instant::now() + config.timeout;
-    let mut root = find_root(config, key)?;
-    let welcome = match exchange::await_word(&mut root, Rank(0), deadline + VERDICT_PATIENCE, config.timeout) {
-        Ok(message) if message.kind == ControlKind::Welcome => message,
-        Ok(message) => {
-            let reason = format!("it sent {:?} where a welcome was expected", message.kind);
-            return Err(ControlError::Lost { rank: Rank(0), reason }.into());
-        }
-        Err(ControlError::Failed { reason }) => return Err(JoinError::Disagreement(reason)),
-        Err(error) => return Err(error.into()),
-    };
-    let fanout = welcome.payload.as_slice().try_into().ok().map(u32::from_le_bytes);
-    let tree = fanout.and_then(|fanout| ControlTree::told(config.size, fanout));
-    let malformed = || ControlError::Lost { rank: Rank(0), reason: "it sent a malformed welcome".into() };
-    let tree = tree.ok_or_else(malformed)?;
-    if !tree.is_star() {
-        return attach::take_place(config, key, tree, root);
-    }
-    let addresses = attach::local_addresses([&root]);
-    Ok(TreeLinks { tree, up: Some(root), children: Vec::new(), return_way: ReturnWay::None, addresses })
-}
-
-/// Connects to rank 0.
-fn find_root(config: &JoinConfig, key: &JobKey) -> Result<ControlLink, JoinError> {
-    let start = Instant::now();
-    let deadline = start + config.timeout;
-    let call = ConnectionClaim { purpose: ConnectionPurpose::Join, from: config.rank, to: Rank(0), size: config.size };
-    let mut dial = DialAttempt::new(Vec::new(), key.clone(), call, start);
-    let mut resolve_at = start;
-    let mut resolve_error = None;
-    let met = loop {
-        let now = Instant::now();
-        if dial.is_waiting() && now >= resolve_at {
-            resolve_at = now + RESOLVE_INTERVAL;
-            match resolve(&config.root) {
-                Ok(addresses) => {
-                    resolve_error = None;
-                    dial.set_addresses(addresses);
-                }
-                Err(e) => resolve_error = Some(e.to_string()),
-            }
-        }
-        let until = dial.next_deadline().map_or(deadline, |at| at.min(deadline));
-        let mut fds: Vec<_> = dial.interest().into_iter().collect();
-        poll_until(&mut fds, until)?;
-        let ready = fds.first().map_or(PollFlags::empty(), PollFd::revents);
-        let now = Instant::now();
-        match dial.advance(now, ready) {
-            Ok(Some(met)) => break met,
-            Ok(None) => {}
-            Err(error) => return Err(JoinError::Refused { root: config.root.clone(), reason: error.to_string() }),
-        }
-        if now >= deadline {
-            let last = resolve_error.unwrap_or_else(|| dial.last_error().to_string());
-            return Err(JoinError::NoRoot { root: config.root.clone(), waited_s: config.timeout.as_secs(), last });
-        }
-    };
-    let link = ControlLink::new(met.stream);
-    link.tune()?;
-    Ok(link)
 }
 
 /// All addresses of a list of `host:port`. An error only if there are none.
@@ -409,31 +209,7 @@ fn resolve(root: &str) -> std::io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Rank 0's listening socket at `root`; a name that is not this host's has its own error.
-fn bind(root: &str) -> Result<TcpListener, JoinError> {
-    let fail = |reason: String| JoinError::Listen { root: root.into(), reason };
-    let start = Instant::now();
-    loop {
-        let addresses: Vec<SocketAddr> = resolve(root).map_err(|e| fail(e.to_string()))?;
-        let error = match TcpListener::bind(&addresses[..]) {
-            Ok(listener) => return Ok(listener),
-            Err(e) => e,
-        };
-        let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
-        if in_use && start.elapsed() < BIND_PATIENCE {
-            sleep(Duration::from_millis(50))?;
-            continue;
-        }
-        return Err(fail(match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                "the port is in use; is another rank 0 of this job, or an earlier job, still running? Choose another \
-                 port"
-                    .into()
-            }
-            std::io::ErrorKind::AddrNotAvailable => {
-                "this is not an address of this host; rank 0 must run on the host with that address".into()
-            }
-            _ => error.to_string(),
-        }));
-    }
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(messages: &[crate::control::wire::ControlMessage]) {
+    ledger::fuzz(messages);
 }
