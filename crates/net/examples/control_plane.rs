@@ -1,6 +1,7 @@
 //! Runs the control planes of a large job as threads of one process, over loopback. Measures how long it takes to
 //! join, to exchange a part of 150 bytes from each worker, and until all have learned that one is lost; and what rank
-//! 0 holds open.
+//! 0 holds open, when the last worker joins and later. Then measures what messages and handshakes take of the
+//! processor, as `tidemill tune --links` does.
 //!
 //! `control_plane 300` uses the tree of a job of 300 workers, `control_plane 300 299` a star. Both ends of each
 //! connection are in this process: 1,000 workers need about 8,000 descriptors (`ulimit -n`).
@@ -10,6 +11,7 @@ use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use tidemill_net::measure::measure_control;
 use tidemill_net::rendezvous::{JobSecret, JoinConfig, join};
 use tidemill_net::{ControlEvent, Rank};
 
@@ -39,7 +41,8 @@ fn main() {
                 let start = Instant::now();
                 let mut control = join(config).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
                 barrier.wait();
-                says(&format!("{size} workers: rank 0 is connected to {} of them", control.links()));
+                let (at_join, later) = (control.links_at_join(), control.links());
+                says(&format!("{size} workers: rank 0 was connected to {at_join} when the last joined, now to {later}"));
                 says(&format!("joined after          {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
                 barrier.wait();
                 let start = Instant::now();
@@ -70,4 +73,7 @@ fn main() {
             std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, work).expect("a thread");
         }
     });
+    let costs = measure_control().expect("loopback connections");
+    println!("a message takes       {:>9.1} us of the processor", costs.message_s * 1e6);
+    println!("a handshake takes     {:>9.1} us of the processor", costs.handshake_s * 1e6);
 }

@@ -27,6 +27,7 @@
 //! | `control`     | The control plane: membership of the job                     |
 //! | `environment` | What launchers set in the environment                        |
 //! | `rendezvous`  | How workers join a job                                       |
+//! | `measure`     | What the control plane takes of the processor                |
 //! | `tcp`         | The transport between hosts                                  |
 //! | `topology`    | Where workers run: hosts, sockets, cores                     |
 //! | `endpoint`    | A worker's connection to its peers                           |
@@ -50,6 +51,7 @@ pub mod fuzzing;
 mod handshake;
 mod interfaces;
 pub mod local;
+pub mod measure;
 #[doc(hidden)]
 pub mod notice;
 mod rank;
