@@ -60,4 +60,6 @@ impl Problem {
 }
 
 #[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod tests;

@@ -7,9 +7,9 @@ use super::{
 
 /// The weight of the sum of CPU and network load, beside the larger of the two, which alone bounds what the job
 /// carries.
-const BOTH: f64 = 0.1;
+pub(super) const BOTH: f64 = 0.1;
 /// The penalty if all traffic crosses hosts, as a fraction of the objective.
-const TRAFFIC: f64 = 0.01;
+pub(super) const TRAFFIC: f64 = 0.01;
 /// The penalty for moving all state.
 const STATE: f64 = 0.02;
 /// The penalty for moving all buckets.
@@ -41,8 +41,8 @@ pub(super) struct State<'a> {
     /// the fullest, and none of them can improve without the others.
     pub(super) evenness: f64,
     /// Penalties are fractions of this.
-    scale: f64,
-    traffic_all: f64,
+    pub(super) scale: f64,
+    pub(super) traffic_all: f64,
     state_all: f64,
     penalty: f64,
     traffic: f64,
@@ -183,7 +183,7 @@ impl<'a> State<'a> {
     }
 
     /// The unscaled penalty for having moved an item to a lane.
-    fn move_price(&self, item: usize, lane: usize) -> f64 {
+    pub(super) fn move_price(&self, item: usize, lane: usize) -> f64 {
         let item = &self.problem.items[item];
         if lane == item.home {
             return 0.0;

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A job with `hosts` hosts and one worker on each, a source, and keyed tasks of `buckets`.
-fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets: usize) -> ClusterLayout {
+pub(super) fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets: usize) -> ClusterLayout {
     let copies = (hosts * copies_each) as u32;
     let keyed = TaskLayout {
         name: "count".to_owned(),
@@ -25,7 +25,11 @@ fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets: usize) -> 
 }
 
 /// Rates in which every host sends `bytes(host, bucket)` to each bucket, which takes `work(bucket)` CPUs.
-fn rates_of(layout: &ClusterLayout, work: impl Fn(usize) -> f64, bytes: impl Fn(usize, usize) -> f64) -> Rates {
+pub(super) fn rates_of(
+    layout: &ClusterLayout,
+    work: impl Fn(usize) -> f64,
+    bytes: impl Fn(usize, usize) -> f64,
+) -> Rates {
     let hosts = layout.hosts.len();
     let tasks: Vec<TaskRates> = (layout.tasks.iter())
         .map(|task| TaskRates {
