@@ -127,6 +127,12 @@ impl BatchEncoder {
     }
 }
 
+/// Whether texts of `held` bytes, of which rows refer to `used`, should be copied: on a slow link, a copy is cheaper
+/// than anything that crosses the link in vain.
+fn is_loose(held: usize, used: usize) -> bool {
+    held > used + used / 8 + 512
+}
+
 /// A column without the values that none of its rows refers to, if there are many: a slice of a big batch must not drag
 /// along all of the batch's strings.
 pub(crate) fn compact_column(column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
@@ -134,12 +140,20 @@ pub(crate) fn compact_column(column: &ArrayRef) -> Result<ArrayRef, ArrowError> 
         DataType::Utf8View => {
             let views = column.as_string_view();
             let held: usize = views.data_buffers().iter().map(Buffer::len).sum();
-            Ok(if held > 2 * views.total_bytes_len() + 4096 { std::sync::Arc::new(views.gc()) } else { column.clone() })
+            Ok(if is_loose(held, views.total_buffer_bytes_used()) {
+                std::sync::Arc::new(views.gc())
+            } else {
+                column.clone()
+            })
         }
         DataType::BinaryView => {
             let views = column.as_binary_view();
             let held: usize = views.data_buffers().iter().map(Buffer::len).sum();
-            Ok(if held > 2 * views.total_bytes_len() + 4096 { std::sync::Arc::new(views.gc()) } else { column.clone() })
+            Ok(if is_loose(held, views.total_buffer_bytes_used()) {
+                std::sync::Arc::new(views.gc())
+            } else {
+                column.clone()
+            })
         }
         DataType::Dictionary(..) => {
             let dictionary = column.as_any_dictionary();
@@ -232,6 +246,29 @@ mod tests {
             ("bytes", Arc::new(FixedSizeBinaryArray::try_from_iter(bytes()).unwrap())),
         ];
         RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    /// Blocks for slow links are pieces of batches: if each had all texts of its batch, half of what crosses the link would
+    /// be for nobody.
+    #[test]
+    fn half_a_batch_takes_half_the_bytes() {
+        let texts = || (0..4).map(|row| format!("{row}").repeat(4096));
+        let arrays: [ArrayRef; 2] = [
+            Arc::new(arrow::array::StringViewArray::from_iter_values(texts())),
+            Arc::new(arrow::array::BinaryViewArray::from_iter_values(texts())),
+        ];
+        for texts in arrays {
+            let whole = RecordBatch::try_from_iter([("text", texts)]).unwrap();
+            let half = whole.slice(1, 2);
+            let mut encoder = BatchEncoder::new(&whole.schema()).unwrap();
+            let mut bytes_of =
+                |batch: &RecordBatch| encoder.encode(batch).unwrap().iter().map(Buffer::len).sum::<usize>();
+            // The first block has the schema, too.
+            bytes_of(&whole);
+            let (all, part) = (bytes_of(&whole), bytes_of(&half));
+            assert!((4 * 4096..4 * 4096 + 1024).contains(&all), "{all}");
+            assert!((2 * 4096..2 * 4096 + 1024).contains(&part), "{part} of {all}");
+        }
     }
 
     /// A block with values filled in must equal the encoded batch byte for byte: its receiver cannot tell the
