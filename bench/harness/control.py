@@ -42,6 +42,8 @@ CASES = {
 CHOKED = 1
 #: Of what free links allow. A shuffle edge keeps what has no room elsewhere on the host that has read it, so rows as fast as they go would all stay there.
 OFFERED = 0.9
+#: Of a link's bytes: of 1514 in a full packet 1448 are TCP's payload, and acknowledgements of what goes the other way, one of 66 for two packets, come on top.
+PAYLOAD = 1448 / (1514 + 66 / 2)
 #: Of processors, for each row, where they shall be the limit.
 WORK_US = 400
 HOGS = 2
@@ -147,10 +149,10 @@ def offered(setting: Setting) -> float:
 def allowed(inbound: Sequence[float], setting: Setting) -> float:
     """Bytes of rows per second that the links allow if buckets are where they should be: each host reads as much as any, and what it keeps crosses no link.
 
-    What hosts receive is a share of (H - 1) / H of all rows, and is at most the sum of what their links carry.
+    What hosts receive is a share of (H - 1) / H of all rows, and is at most the sum of what their links carry besides headers of packets.
     """
     hosts = setting.hosts
-    return sum(inbound) * setting.mbit * 1e6 / 8 * hosts / (hosts - 1)
+    return sum(inbound) * setting.mbit * 1e6 / 8 * PAYLOAD * hosts / (hosts - 1)
 
 
 class Weather:
@@ -331,6 +333,13 @@ def settled(run: dict[str, Any], number: int, phase_s: int, what: str = "rates")
     return statistics.median(run[what][number * phase_s + phase_s // 2 : (number + 1) * phase_s])
 
 
+def fullest(run: dict[str, Any], number: int, phase_s: int) -> float:
+    """What the host took that took most in the second half of a phase, over the mean of all."""
+    half = slice(number * phase_s + phase_s // 2, (number + 1) * phase_s)
+    taken = [sum(rates[half]) for rates in run["by_host"]]
+    return max(taken) / max(statistics.mean(taken), 1e-9)
+
+
 def reached_s(run: dict[str, Any], number: int, phase_s: int, rate: float) -> float | None:
     """Seconds after a change until the mean rate of some seconds is at least `rate`; None if it never is."""
     of = run["rates"][number * phase_s : (number + 1) * phase_s]
@@ -346,7 +355,8 @@ def section(control: dict[str, Any]) -> str:
         "",
         f"{setting.hosts} emulated hosts of one worker, links of {setting.mbit:g} Mbit/s, rows of {setting.row_bytes} bytes from all to all; "
         f'phases of {setting.phase_s} s. *Static*: `controller="off"`; *adaptive*: `controller="on"`. Rates are MB/s of rows of all hosts together, medians of the second '
-        "half of a phase. *Possible*: what the links allow, headers not counted, or what is offered. *Reached*: seconds after a change until "
+        "half of a phase. *Possible*: what the links allow besides headers, or what is offered. *Fullest*: the rows of the host that took most, as a multiple of the mean: without moves no more passes than "
+        "what is possible divided by that. *Reached*: seconds after a change until "
         f"{GOAL_SHARE:.0%} of that is there. *CPU*: the share of this machine's processors that the workers used; where it is high, processors were the limit, not links.",
         "",
         PUBLISHED,
@@ -379,8 +389,10 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
         "possible",
         "static",
         "of it",
+        "fullest",
         "adaptive",
         "of it",
+        "fullest",
         "gain",
         "reached",
         "CPU static",
@@ -402,8 +414,10 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
                     "-" if most is None else f"{most / 1e6:.1f}",
                     f"{before / 1e6:.1f}",
                     "-" if most is None else f"{before / most:.0%}",
+                    f"{fullest(static, number, setting.phase_s):.2f}",
                     f"{after / 1e6:.1f}",
                     "-" if most is None else f"{after / most:.0%}",
+                    f"{fullest(adaptive, number, setting.phase_s):.2f}",
                     f"{after / before:.2f}" if before else "-",
                     "-" if at is None else f"{at:.0f} s",
                     *(f"{cpu_share(settled(one, number, setting.phase_s, 'cpu')):.0%}" for one in (static, adaptive)),
@@ -417,6 +431,7 @@ def summary(case: str, runs: list[dict[str, Any]], setting: Setting) -> list[str
     for run in runs:
         what = f"{MODES[run['mode']]}, seed {run['seed']}"
         lines += [f"- {what}: {line}." for line in run.get("said", ())]
+        lines += [f"- {what}, {at:.0f} s: {line}" for at, line in run["decisions"] if line.startswith("the controller")]
         if run["rows"] != run["taken"]:
             lines.append(f"- {what}: {run['rows']:,} rows were read, and {run['taken']:,} taken.")
         if run.get("late"):

@@ -12,6 +12,7 @@ windows. All workers are on this machine, so they have one clock.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import sys
@@ -69,6 +70,20 @@ class Taken:
             self.samples.append((time.monotonic(), self.rows, used.ru_utime + used.ru_stime))
             if over:
                 return
+
+
+class Decisions(logging.Handler):
+    """What the stream has logged of checkpoints and its controller, with the times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[float, str]] = []
+        log = logging.getLogger("tidemill.stream")
+        log.setLevel("INFO")
+        log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((time.monotonic(), record.getMessage()))
 
 
 class Batches:
@@ -161,6 +176,7 @@ def by_second(
 
 
 def run(job: Any, point: dict[str, Any]) -> None:
+    decisions = Decisions()
     with Taken() as taken:
         begun = job.comm.bcast(time.monotonic() if job.rank == 0 else None)
         if job.rank == 0:
@@ -175,9 +191,11 @@ def run(job: Any, point: dict[str, Any]) -> None:
     parts = job.comm.gather((by_second(taken.samples, begun, point["seconds"]), taken.read, taken.rows))
     if job.rank != 0:
         return
+    by_host = [(rows * point["row_bytes"]).tolist() for (rows, _), _, _ in parts]
     rates = sum(rows for (rows, _), _, _ in parts) * point["row_bytes"]
     found = {"rates": rates.tolist(), "cpu": sum(cpu for (_, cpu), _, _ in parts).tolist()}
     found |= {"rows": sum(read for _, read, _ in parts), "taken": sum(rows for _, _, rows in parts), "late": late}
+    found |= {"by_host": by_host, "decisions": [(at - begun, line) for at, line in decisions.told]}
     print(json.dumps(found), flush=True)
 
 
