@@ -163,17 +163,18 @@ def test_the_controller_moves_keys_away_from_a_slow_host(tmp_path: Path, cluster
         cluster.set(slow_host, incoming="2mbit")
 
         def have_moved(status: dict[str, Any]) -> bool:
+            """Whether it has moved keys since, away from that host: it may have evened them out before, as all links are full."""
             decisions = status["cluster"]["decisions"]
-            return any(decision["outcome"] in ("judging", "kept") and decision["buckets"] for decision in decisions)
+            owners = [task["buckets"]["hosts"] for task in status["cluster"]["tasks"] if task["buckets"]]
+            spread = [hosts for hosts in owners if len(set(hosts)) > 1]
+            return any(decision["outcome"] in ("judging", "kept") and decision["buckets"] for decision in decisions) and (
+                all(hosts.count(slow_host) < len(hosts) / HOSTS / 2 for hosts in spread)
+            )
 
-        stream.await_cluster(have_moved, "buckets that have moved")
-        found = stream.top()
-        assert found is not None
-        owners = [task["buckets"]["hosts"] for task in found["cluster"]["tasks"] if task["buckets"]]
-        assert all(hosts.count(slow_host) < len(hosts) / HOSTS for hosts in owners if len(set(hosts)) > 1), owners
+        stream.await_cluster(have_moved, "buckets that have moved away from the slow host")
         stream.ended()
-    logged = json.loads((tmp_path / "decisions").read_text().splitlines()[0])
-    assert logged["tidemill.controller.outcome"] == "moving" and logged["tidemill.controller.buckets"] > 0, logged
+    logged = [json.loads(line) for line in (tmp_path / "decisions").read_text().splitlines()]
+    assert any(of["tidemill.controller.outcome"] == "moving" and of["tidemill.controller.buckets"] > 0 for of in logged)
     kept = subprocess.run(
         launched.command("why", tmp_path / "checkpoints"), capture_output=True, text=True, timeout=launched.PATIENCE_S
     )
