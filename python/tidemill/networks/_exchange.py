@@ -5,6 +5,8 @@ other workers at the other end of its links, ascending too. Which ghost is whose
 travel. `Boundary.pull` fetches the values of ghosts from their owners; `Boundary.push` gives owners what was found for
 their nodes elsewhere. Both are collective. Workers that do not wait for each other send the same by messages: `told` and
 `heard` for pull, `packed` and `unpacked` for push.
+
+`Part.near` is the boundary between the workers of one host alone, for exchanges that leave other hosts out.
 """
 
 from __future__ import annotations
@@ -25,20 +27,37 @@ __all__ = ["Boundary", "Part", "exact_sums"]
 
 
 class Boundary:
-    """Which values of own nodes go where, and where those of ghosts come from."""
+    """Which values of own nodes go where, and where those of ghosts come from.
+
+    Parameters
+    ----------
+    owners : ndarray (n,)
+        The worker of each node.
+    nodes, ghosts : ndarray of uint32
+        Own nodes, and nodes of others whose values are needed here.
+    columns : ndarray of int64, optional
+        Where the values of `ghosts` are behind those of own nodes; by default in their order.
+    of_host : bool, default=False
+        Whether it is that between workers of a host, for the account.
+    """
 
     def __init__(
         self,
         comm: Any,
-        owners: NDArray[np.uint32],
+        owners: NDArray[Any],
         nodes: NDArray[np.uint32],
         ghosts: NDArray[np.uint32],
         account: Account,
+        columns: NDArray[np.int64] | None = None,
+        of_host: bool = False,
     ) -> None:
         self._comm, self._account, self._own = comm, account, len(nodes)
+        self._of_host = of_host
         owner = owners[ghosts]
         #: Ghosts in the order of their owners.
         self._order = np.argsort(owner, kind="stable")
+        #: Their places among values.
+        self._columns = self._own + (self._order if columns is None else columns[self._order])
         self._pulled = np.bincount(owner, minlength=comm.size)
         #: Of each ghost its owner, and its place in what that owner sends here.
         self._owner = owner.astype(np.int64)
@@ -74,7 +93,7 @@ class Boundary:
         begin = time.perf_counter()
         sent = values[self._sent]
         found = self._alltoallv(sent, self._pushed, self._pulled)
-        values[self._own + self._order] = found
+        values[self._columns] = found
         self._done(begin, sent.nbytes)
 
     def push(
@@ -134,7 +153,7 @@ class Boundary:
     def heard(self, values: NDArray[np.float64], rank: int, message: NDArray[np.float64]) -> None:
         """Set the values of ghosts to what their owner told."""
         first = int(self._pulled[:rank].sum())
-        values[self._own + self._order[first : first + len(message)]] = message
+        values[self._columns[first : first + len(message)]] = message
 
     def packed(
         self, lowered: NDArray[np.int64], values: NDArray[Any], extras: NDArray[np.int64]
@@ -152,8 +171,12 @@ class Boundary:
         return nodes, np.ascontiguousarray(message[:, 1]).view(dtype), message[:, 2]
 
     def _done(self, begin: float, sent_bytes: int) -> None:
-        self._account.rounds += 1
-        self._account.bytes_sent += sent_bytes
+        if self._of_host:
+            self._account.host_rounds += 1
+            self._account.host_bytes_sent += sent_bytes
+        else:
+            self._account.rounds += 1
+            self._account.bytes_sent += sent_bytes
         self._account.exchange_seconds += time.perf_counter() - begin
 
 
@@ -185,6 +208,15 @@ class Part:
     def own(self) -> int:
         """Number of own nodes."""
         return len(self.nodes)
+
+    def near(self, host: Any) -> Boundary:
+        """Return the boundary between the workers of this host, given their communicator. Collective."""
+        ranks = np.full(self.comm.size, -1)
+        ranks[host.allgather(self.comm.rank)] = np.arange(host.size)
+        columns = np.flatnonzero(ranks[self.owners[self.ghosts]] >= 0)
+        return Boundary(
+            host, ranks[self.owners], self.nodes, self.ghosts[columns], self.account, columns=columns, of_host=True
+        )
 
     def gathered(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all nodes in their order, from those of each worker's own. Collective."""

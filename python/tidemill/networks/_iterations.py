@@ -26,10 +26,11 @@ from tidemill._iterate.apart import Apart, Talk
 from tidemill.ml._estimator import warning_class
 from tidemill.ml._job import active
 from tidemill.ml._threads import pool
+from tidemill.mpi import COMM_TYPE_SHARED
 from tidemill.networks._algorithms import numbers_or_none
-from tidemill.networks._exchange import Part, exact_sums
+from tidemill.networks._exchange import Boundary, Part, exact_sums
 from tidemill.networks._network import Network
-from tidemill.networks._partition import Method, partition
+from tidemill.networks._partition import Method, by_host, partition
 from tidemill.networks._results import Account, Components, Paths, Scores
 
 __all__ = ["connected_components", "pagerank", "shortest_paths"]
@@ -52,7 +53,12 @@ def _account(sync: Sync, local_sweeps: int | None) -> Account:
 
 
 def _part(
-    network: Network, rows: native.CompressedRows, method: Method | ArrayLike, account: Account, comm: Any
+    network: Network,
+    rows: native.CompressedRows,
+    method: Method | ArrayLike,
+    account: Account,
+    comm: Any,
+    host: Any = None,
 ) -> Part:
     if comm.size > 1:
         every = comm.allgather((network.n, network.rows.links, network.fingerprint))
@@ -61,7 +67,10 @@ def _part(
                 f"the workers have different networks: that of rank {different[0]} is not that of rank 0, and rank {comm.rank} has "
                 f"{network.n:,} nodes; pass the same network on every worker"
             )
-    return Part.of(comm, rows, partition(network, comm.size, method=method), account)
+    divided = partition(network, comm.size, method=method)
+    if host is not None:
+        divided = by_host(network, divided, sorted(set(comm.allgather(tuple(host.allgather(comm.rank))))))
+    return Part.of(comm, rows, divided, account)
 
 
 # PageRank.
@@ -81,6 +90,7 @@ def pagerank(
     normalized: bool = True,
     sync: Sync = None,
     local_sweeps: int | None = None,
+    host_rounds: int = 1,
     method: Method | ArrayLike = "greedy",
     n_threads: int | None = None,
 ) -> Scores:
@@ -119,6 +129,9 @@ def pagerank(
         `tol`; `dangling` must be None or ``"drop"``. By default this worker computes alone.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``; by default 4.
+    host_rounds : int, default=1
+        With ``sync="partial"``: how often, in a round, workers make their local sweeps. Between two of these times the workers
+        of a host exchange boundary values among themselves, which costs no other host anything.
     method : optional
         Of `partition`.
     n_threads : int, optional
@@ -166,6 +179,8 @@ def pagerank(
     if sync is None:
         if local_sweeps is not None:
             raise ValueError("local_sweeps is a positive number, with sync='partial' or 'async'")
+        if host_rounds != 1:
+            raise ValueError("host_rounds is a positive number, with sync='partial'")
         # Without arrays the kernel takes 1 / n for each node, which is faster.
         is_uniform = scale == 1 and first is None and teleport is None and target is None
         uniform = np.full(n, scale / n)
@@ -187,13 +202,20 @@ def pagerank(
         result = Scores(network, values, iterations, change, change < limit)
     else:
         account = _account(sync, local_sweeps)
+        if host_rounds < 1 or (host_rounds > 1 and sync != "partial"):
+            raise ValueError(f"host_rounds is a positive number, with sync='partial', not {host_rounds} with {sync!r}")
         if sync == "async" and target is not None:
             raise ValueError(
                 "sync='async' needs dangling=None or 'drop': no worker knows what all dangling nodes together lose"
             )
-        part = _part(network, network.incoming(weighted), method, account, active())
-        run = _PageRank(part, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
+        comm: Any = active()
+        host = comm.Split_type(COMM_TYPE_SHARED) if host_rounds > 1 and comm.size > 1 else None
+        part = _part(network, network.incoming(weighted), method, account, comm, host)
+        near = None if host is None else part.near(host)
+        run = _PageRank(part, near, host_rounds, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
         result = run.iterate(network, limit, rule, max_iter)
+        if host is not None:
+            host.Free()
     if not result.converged:
         warnings.warn(
             f"PageRank ended after {result.iterations} iterations with a change of {result.change:.2g}, without converging: "
@@ -236,13 +258,16 @@ def _outgoing_sums(network: Network, weighted: bool) -> Array:
 class _PageRank:
     """The scores of a worker's own nodes, and what a round does to them.
 
-    A round is local sweeps, an exchange of contributions, and a step of all workers from there. So a round without
+    A round is local sweeps, perhaps again and again with exchanges within hosts between them, an exchange of contributions,
+    and a step of all workers from there. So a round without
     local sweeps is an iteration of the power method, and what the step changes is measured alike in all modes.
     """
 
     def __init__(
         self,
         part: Part,
+        near: Boundary | None,
+        host_rounds: int,
         alpha: float,
         scale: float,
         first: Array | None,
@@ -256,6 +281,7 @@ class _PageRank:
             return np.full(part.own, total / part.n) if values is None else values[part.nodes]
 
         self._part, self._alpha, self._scale, self._pool = part, alpha, scale, threads
+        self._near, self._host_rounds = near, 1 if near is None else host_rounds
         # Where the walk goes on from dangling nodes as it does elsewhere, their score can be dropped and the sum set right in the
         # end. Local sweeps need that: what all dangling nodes lose is known after an exchange only.
         self._set_right = not drop and target is None and part.account.sync != "global"
@@ -287,13 +313,16 @@ class _PageRank:
         part, alpha = self._part, self._alpha
         account = part.account
         base = self._teleport if self._drop else self._teleport + (alpha * self._lost) * self._target
-        begin = time.perf_counter()
-        if sweeps and part.own:
-            made, _, _ = native.network_pagerank_sweeps(
-                part.rows, self._contributions, self._inverse, base, alpha, self._values, sweeps, tolerance
-            )
-            account.sweeps += made
-        account.compute_seconds += time.perf_counter() - begin
+        for host_round in range(self._host_rounds if sweeps else 0):
+            if host_round and self._near is not None:
+                self._near.pull(self._contributions)
+            begin = time.perf_counter()
+            if part.own:
+                made, _, _ = native.network_pagerank_sweeps(
+                    part.rows, self._contributions, self._inverse, base, alpha, self._values, sweeps, tolerance
+                )
+                account.sweeps += made
+            account.compute_seconds += time.perf_counter() - begin
         part.boundary.pull(self._contributions)
         begin = time.perf_counter()
         before = self._values.copy()

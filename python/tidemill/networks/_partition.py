@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from tidemill._tidemill import network_cut, network_partition
 from tidemill.ml._threads import pool
 from tidemill.networks._network import Network
 
-__all__ = ["Partition", "partition"]
+__all__ = ["Partition", "by_host", "partition"]
 
 Method = Literal["greedy", "blocks", "hash", "coordinates", "metis"]
 
@@ -97,6 +98,30 @@ def partition(
     key = f"partition, {method}, {count}, {passes}, {imbalance}"
     found: Partition = network.form(key, lambda: _made(network, count, method, passes, imbalance))
     return found
+
+
+def by_host(network: Network, divided: Partition, hosts: Sequence[Sequence[int]]) -> Partition:
+    """Return the same parts with other numbers: those of a host's workers have many links among each other.
+
+    A host takes the part with most links to parts that no host has yet, then again and again the one with most links to its
+    own. Parts that were given, or follow the order of nodes, keep their numbers.
+    """
+    if divided.method not in ("greedy", "metis"):
+        return divided
+    count = divided.count
+    pairs = divided.parts[network.sources].astype(np.int64) * count + divided.parts[network.targets]
+    links = np.bincount(pairs, minlength=count * count).reshape(count, count)
+    links += links.T.copy()
+    np.fill_diagonal(links, 0)
+    is_free = np.ones(count, bool)
+    numbers = np.empty(count, np.uint32)
+    for host in hosts:
+        near, own = links[is_free].sum(axis=0), np.zeros(count, bool)
+        for rank in host:
+            part = int(np.where(is_free, near, -1).argmax())
+            is_free[part], own[part], numbers[part] = False, True, rank
+            near = links[own].sum(axis=0)
+    return replace(divided, parts=numbers[divided.parts])
 
 
 def _made(network: Network, count: int, method: str, passes: int, imbalance: float) -> Partition:

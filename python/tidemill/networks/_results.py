@@ -32,6 +32,8 @@ class Account:
         Sweeps over the links of this worker: links looked at, divided by their number.
     bytes_sent : int
         Boundary values sent to other workers.
+    host_rounds, host_bytes_sent : int
+        Exchanges among the workers of one host alone, with ``host_rounds=``; not part of the two above.
     exchange_seconds, compute_seconds, partition_seconds, gather_seconds : float
         The last is the time for giving all workers the whole result.
     cut_links : int
@@ -48,6 +50,8 @@ class Account:
     rounds: int = 0
     sweeps: float = 0.0
     bytes_sent: int = 0
+    host_rounds: int = 0
+    host_bytes_sent: int = 0
     exchange_seconds: float = 0.0
     compute_seconds: float = 0.0
     partition_seconds: float = 0.0

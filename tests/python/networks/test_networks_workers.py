@@ -239,3 +239,76 @@ def test_parts_by_coordinates() -> None:
     where[5] = np.nan
     with pytest.raises(ValueError, match="node 5 has no coordinates"):
         tm.networks.partition(tm.networks.read(([0, 5], [1, 9]), nodes=144, coordinates=where), 2, method="coordinates")
+
+
+class OfTwoHosts:
+    """A communicator whose first half of the ranks is on one host, and the others on another one."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def Split_type(self, kind: int) -> Any:
+        return self._comm.Split(self.rank * 2 // self.size, self.rank)
+
+
+def on_two_hosts(ends: tuple[Any, Any, Any], n: int, method: str, host_rounds: int) -> tuple[Any, Any]:
+    """On a worker: scores, and the account."""
+    net = tm.networks.read(ends, directed=False, nodes=n)
+    with tm.ml.using(OfTwoHosts(tm.init().comm)):  # type: ignore[arg-type]
+        found = tm.networks.pagerank(
+            net,
+            tol=1e-13,
+            max_iter=2000,
+            sync="partial",
+            method=method,
+            host_rounds=host_rounds,  # type: ignore[arg-type]
+        )
+    return found.values, found.account
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_hosts_exchange_among_themselves(workers: int) -> None:
+    """The scores are the same, and hosts that exchange within save exchanges of all."""
+    n = 400
+    ends = links(7, n, False)
+    alone = tm.networks.pagerank(tm.networks.read(ends, directed=False, nodes=n), tol=1e-13, max_iter=2000)
+    for method in ("greedy", "blocks", "hash"):
+        plain = run(on_two_hosts, ends, n, method, 1, workers=workers)
+        more = run(on_two_hosts, ends, n, method, 3, workers=workers)
+        for (_, account), (values, found) in zip(plain, more, strict=True):
+            np.testing.assert_allclose(values, alone.values, atol=1e-12, err_msg=method)
+            assert account.host_rounds == 0 and account.host_bytes_sent == 0
+            # The first round has no sweeps, and the others two exchanges within hosts.
+            assert found.host_rounds == (2 * (found.rounds - 1) if workers > 1 else 0)
+            assert found.rounds <= account.rounds + 1, method
+            if workers == 4:
+                assert found.rounds < account.rounds, method
+                assert found.host_bytes_sent > 0
+
+
+def test_parts_with_many_links_are_on_one_host() -> None:
+    """Of four cliques, each two far ones are linked: their workers are on one host, whatever order the parts have."""
+    from tidemill.networks._partition import by_host
+
+    clique = np.array([(one, other) for one in range(20) for other in range(one)])
+    ends = np.concatenate([clique + 20 * at for at in range(4)])
+    across = [(at, at + 40) for at in range(40)] + [(0, 20), (41, 61)]
+    net = tm.networks.read(np.concatenate([ends, across]), directed=False)
+    divided = tm.networks.partition(net, 4)
+    assert divided.cut_links == 42
+    found = by_host(net, divided, [(0, 1), (2, 3)])
+    hosts = found.parts // 2
+    assert (hosts[:40] == hosts[40:]).all() and hosts[0] != hosts[20]
+    assert sorted(np.bincount(found.parts)) == [20] * 4
+    given = tm.networks.partition(net, 4, method=divided.parts)
+    assert by_host(net, given, [(0, 1), (2, 3)]) is given
+
+
+def test_host_rounds_that_do_not_fit() -> None:
+    net = tm.networks.read(([0], [1]))
+    for options in ({"host_rounds": 2}, {"host_rounds": 0, "sync": "partial"}, {"host_rounds": 2, "sync": "global"}):
+        with pytest.raises(ValueError, match="host_rounds is a positive number, with sync='partial'"):
+            tm.networks.pagerank(net, **options)  # type: ignore[arg-type]
