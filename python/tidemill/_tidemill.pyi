@@ -247,8 +247,11 @@ def network_strong_components(pool: KernelPool, outgoing: CompressedRows) -> _No
 def network_triangles(pool: KernelPool, links: CompressedRows) -> _Int64:
     """Of each node how many triangles it is in. Symmetric links; loops and duplicates are ignored."""
 
-def network_weighted_triangles(pool: KernelPool, links: CompressedRows) -> _Float64:
-    """Of each node the sum over its triangles of the product of their weights. Symmetric links, no loops or duplicates."""
+def network_weighted_triangles(pool: KernelPool, links: CompressedRows, opposite: bool = False) -> _Float64:
+    """Of each node the sum over its triangles of the product of their weights, or of the weight of the `opposite` link.
+
+    Symmetric links, no loops or duplicates.
+    """
 
 def network_betweenness(
     pool: KernelPool, outgoing: CompressedRows, sources: _Nodes, endpoints: bool = False, weighted: bool = False

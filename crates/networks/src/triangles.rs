@@ -59,12 +59,21 @@ pub fn triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<i64>, Networ
     Ok(out)
 }
 
-/// The sum over the triangles of each node of the product of their links' weights. Links must be symmetric, without
-/// loops and duplicates. Each thread adds up some, so the last bits depend on how many there are.
+/// What a node's triangles add up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weighing {
+    /// The product of the weights of their three links.
+    Product,
+    /// The weight of the link between the other two nodes.
+    Opposite,
+}
+
+/// The sum over the triangles of each node of what `weighing` says. Links must be symmetric, without loops and
+/// duplicates. Each thread adds up some, so the last bits depend on how many there are.
 ///
 /// # Errors
 /// As of [`triangles`].
-pub fn weighted_triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<f64>, NetworkError> {
+pub fn weighted_triangles(pool: &Pool, links: &CompressedRows, weighing: Weighing) -> Result<Vec<f64>, NetworkError> {
     links.check_square()?;
     let n = links.rows();
     let order = by_degree(links);
@@ -95,10 +104,15 @@ pub fn weighted_triangles(pool: &Pool, links: &CompressedRows) -> Result<Vec<f64
             upward(low).for_each(|(high, weight)| marked[high] = weight);
             for (middle, side) in upward(low) {
                 for (high, weight) in upward(middle) {
-                    let product = side * weight * marked[high];
-                    if !marked[high].is_nan() {
-                        [low, middle, high].iter().for_each(|&node| sum[node] += product);
+                    if marked[high].is_nan() {
+                        continue;
                     }
+                    let product = side * weight * marked[high];
+                    let added = match weighing {
+                        Weighing::Product => [product; 3],
+                        Weighing::Opposite => [weight, marked[high], side],
+                    };
+                    [low, middle, high].iter().zip(added).for_each(|(&node, more)| sum[node] += more);
                 }
             }
             upward(low).for_each(|(high, _)| marked[high] = f64::NAN);
@@ -196,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn products_equal_all_triples(network in any_network(true), threads in 1usize..3) {
+        fn sums_equal_all_triples(network in any_network(true), threads in 1usize..3) {
             let n = network.rows();
             let mut matrix = vec![vec![0.0; n]; n];
             let mut links = Vec::new();
@@ -207,17 +221,24 @@ mod tests {
                     links.push((a as u32, b, weight));
                 }
             }
-            let mut expected = vec![0.0; n];
+            let (mut products, mut opposites) = (vec![0.0; n], vec![0.0; n]);
             for a in 0..n {
                 for b in 0..a {
                     for c in 0..b {
                         let product = matrix[a][b] * matrix[b][c] * matrix[a][c];
-                        [a, b, c].iter().for_each(|&node| expected[node] += product);
+                        if product > 0.0 {
+                            [a, b, c].iter().for_each(|&node| products[node] += product);
+                            [(a, matrix[b][c]), (b, matrix[a][c]), (c, matrix[a][b])]
+                                .iter()
+                                .for_each(|&(node, weight)| opposites[node] += weight);
+                        }
                     }
                 }
             }
             // All are integers, whose sums are exact.
-            prop_assert_eq!(weighted_triangles(&pool(threads), &rows_of(n, &links, true)).unwrap(), expected);
+            let (pool, links) = (pool(threads), rows_of(n, &links, true));
+            prop_assert_eq!(weighted_triangles(&pool, &links, Weighing::Product).unwrap(), products);
+            prop_assert_eq!(weighted_triangles(&pool, &links, Weighing::Opposite).unwrap(), opposites);
         }
     }
 }

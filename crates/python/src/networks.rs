@@ -355,14 +355,17 @@ fn network_triangles<'py>(py: Python<'py>, pool: &KernelPool, links: &NetworkRow
     Ok(py.detach(|| triangles::triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
 }
 
-/// Sums over each node's triangles of the products of their weights.
+/// Sums over each node's triangles of the products of their weights, or of the weights opposite to the node.
 #[pyfunction]
+#[pyo3(signature = (pool, links, opposite = false))]
 fn network_weighted_triangles<'py>(
     py: Python<'py>,
     pool: &KernelPool,
     links: &NetworkRows,
+    opposite: bool,
 ) -> PyResult<Array<'py, f64>> {
-    Ok(py.detach(|| triangles::weighted_triangles(&pool.0, &links.0)).map_err(refused)?.into_pyarray(py))
+    let weighing = if opposite { triangles::Weighing::Opposite } else { triangles::Weighing::Product };
+    Ok(py.detach(|| triangles::weighted_triangles(&pool.0, &links.0, weighing)).map_err(refused)?.into_pyarray(py))
 }
 
 /// For each node, the sum over sources of the shares of shortest paths through it, by number of links or by weight.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -149,7 +149,8 @@ class Clustering(NodeValues):
     average : float
         Their mean.
     transitivity : float
-        Three times the number of triangles, divided by the number of pairs of neighbors.
+        The sum of their numerators, divided by that of their denominators: in an undirected network three times the number
+        of triangles, divided by the number of pairs of neighbors.
     """
 
     average: float
@@ -176,11 +177,18 @@ def triangles(network: Network, *, n_threads: int | None = None) -> NodeValues:
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
-def clustering(network: Network, *, weighted: bool = False, n_threads: int | None = None) -> Clustering:
+def clustering(
+    network: Network,
+    *,
+    weighted: bool = False,
+    rule: Literal["triangles", "links"] = "triangles",
+    n_threads: int | None = None,
+) -> Clustering:
     """Compute local clustering coefficients: of the pairs of a node's neighbors, how many are linked.
 
     Sources: Watts and Strogatz (1998), Collective dynamics of small-world networks; for weights Onnela, Saramäki,
-    Kertész and Kaski (2005), Intensity and coherence of motifs in weighted complex networks.
+    Kertész and Kaski (2005), Intensity and coherence of motifs in weighted complex networks; for directed networks Fagiolo
+    (2007), Clustering in complex directed networks, as in networkx, or LDBC Graphalytics.
 
     Parameters
     ----------
@@ -189,6 +197,11 @@ def clustering(network: Network, *, weighted: bool = False, n_threads: int | Non
     weighted : bool, default=False
         Let a triangle count by the geometric mean of its weights, in units of the largest weight of the network. The
         transitivity knows no weights.
+    rule : {"triangles", "links"}, default="triangles"
+        What counts in a directed network: the directed triangles of a node, of those that its links could be part of, as
+        in networkx; or the links between its neighbors in either direction, of those that there could be, as in
+        Graphalytics. In an undirected network both are the same.
+    n_threads : int, optional
 
     Returns
     -------
@@ -198,19 +211,45 @@ def clustering(network: Network, *, weighted: bool = False, n_threads: int | Non
     Raises
     ------
     ValueError
-        If the network is directed, or if `weighted` and a weight is negative or not finite, or all are 0.
+        If `weighted` and a weight is negative or not finite, or all are 0; for weights with ``rule="links"``.
     """
-    _undirected(network, "clustering")
-    counts = native.network_triangles(pool(n_threads), network.simple())
-    degrees = np.diff(network.simple().offsets)
-    pairs = degrees * (degrees - 1) / 2
-    triangles: NDArray[Any] = counts
-    if weighted and network.weights is not None and len(network.weights):
-        triangles = native.network_weighted_triangles(pool(n_threads), _intensities(network))
-    values = np.divide(triangles, pairs, out=np.zeros(network.n), where=pairs > 0)
-    total = float(pairs.sum())
+    if rule not in ("triangles", "links"):
+        raise ValueError(f"rule is 'triangles' or 'links', not {rule!r}")
+    weighted = weighted and network.weights is not None and len(network.targets) > 0
+    if weighted and rule == "links":
+        raise ValueError("rule='links' counts links, which have no weights: pass weighted=False, or rule='triangles'")
+    rows = network.simple()
+    if network.directed:
+        around = _around(network, rows)
+        neighbors = np.diff(around.offsets)
+        total = np.diff(rows.offsets) + np.bincount(rows.targets, minlength=network.n)
+        pairs = total * (total - 1) - 2 * (total - neighbors)
+        if rule == "links":
+            pairs = neighbors * (neighbors - 1)
+        counts = native.network_weighted_triangles(pool(n_threads), around, rule == "links")
+    else:
+        degrees = np.diff(rows.offsets)
+        pairs = degrees * (degrees - 1) / 2
+        counts = native.network_triangles(pool(n_threads), rows).astype(np.float64)
+    sums = counts
+    if weighted:
+        intensities = _intensities(network)
+        if network.directed:
+            intensities = _around(network, intensities)
+        sums = native.network_weighted_triangles(pool(n_threads), intensities)
+    values = np.divide(sums, pairs, out=np.zeros(network.n), where=pairs > 0)
+    possible = float(pairs.sum())
     average = float(values.mean()) if network.n else 0.0
-    return Clustering(network, values, average, float(counts.sum()) / total if total else 0.0)
+    return Clustering(network, values, average, float(counts.sum()) / possible if possible else 0.0)
+
+
+def _around(network: Network, rows: native.CompressedRows) -> native.CompressedRows:
+    """Return the links of both directions as one, with the sum of their weights, or 1 or 2."""
+    n = network.n
+    sources = np.repeat(np.arange(n, dtype=np.uint32), np.diff(rows.offsets))
+    ends = np.concatenate([sources, rows.targets]), np.concatenate([rows.targets, sources])
+    weights = np.ones(rows.links) if rows.weights is None else rows.weights
+    return native.CompressedRows.of_links(pool(), *ends, np.concatenate([weights, weights]), n, n, "sum", False, False)
 
 
 def _intensities(network: Network) -> native.CompressedRows:
@@ -364,7 +403,9 @@ def label_propagation(
     )
     symmetric = network.both() if network.directed else network.outgoing(False)
     modularity = native.network_modularity(symmetric, found)
-    result: Communities = Communities.of(network, found, modularity=modularity, iterations=rounds)
+    result: Communities = Communities.of(
+        network, found, modularity=modularity, iterations=rounds, labels=found.astype(np.int64)
+    )
     return result
 
 

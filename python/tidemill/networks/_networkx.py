@@ -448,7 +448,11 @@ def _clustering(G: Any, weight: str | None) -> tuple[Network, NDArray[np.float64
         raise NotImplementedError(str(error)) from None
 
 
-@function(_undirected_simple)
+def _no_parallels(G: Any, nodes: Any = None, weight: Any = None) -> bool:
+    return not callable(weight) and not G.is_multigraph()
+
+
+@function(_no_parallels)
 def clustering(G: Any, nodes: Any = None, weight: str | None = None) -> Any:
     """See networkx."""
     found = _chosen(G, *_clustering(G, weight), nodes)
@@ -457,7 +461,7 @@ def clustering(G: Any, nodes: Any = None, weight: str | None = None) -> Any:
 
 
 def _average(G: Any, nodes: Any = None, weight: Any = None, count_zeros: bool = True) -> bool:
-    return not callable(weight) and nodes is None and _simple(G) and len(G) > 0
+    return nodes is None and len(G) > 0 and _no_parallels(G, weight=weight)
 
 
 @function(_average)

@@ -207,7 +207,7 @@ class Components(NodeValues):
     _column: ClassVar[str] = "component"
 
     @classmethod
-    def of(cls, network: Network, labels: NDArray[Any], **more: Any) -> Any:
+    def of(cls, network: Network, labels: NDArray[Any], /, **more: Any) -> Any:
         """Return the result for any labels, numbered anew in the order of their first nodes."""
         nodes = np.arange(len(labels))
         if ((labels >= 0) & (labels <= nodes)).all() and (labels[labels] == labels).all():
@@ -244,10 +244,14 @@ class Communities(Components):
     modularity : float
     iterations : int
         Rounds of label propagation, or levels of Louvain.
+    labels : ndarray of int64, shape (n,), or None
+        After label propagation, the label of each node: the number of the node that had it first, so that
+        ``network.ids[labels]`` are ids, unless labels were passed.
     """
 
     modularity: float = 0.0
     iterations: int = 0
+    labels: NDArray[np.int64] | None = None
     _column: ClassVar[str] = "community"
 
 

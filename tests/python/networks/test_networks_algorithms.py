@@ -122,6 +122,27 @@ def test_triangles_and_clustering(kind: str) -> None:
 
 
 @EVERY
+def test_clustering_of_directed_networks(kind: str) -> None:
+    """By triangles as networkx has it; by links between neighbors, counted one by one here."""
+    for seed in SEEDS:
+        made = graph(kind, True, seed)
+        simple = nx.DiGraph(made)
+        simple.remove_edges_from(list(nx.selfloop_edges(simple)))
+        net = read(made)
+        close(tm.networks.clustering(net).to_dict(), nx.clustering(simple))
+        found = tm.networks.clustering(net, rule="links")
+        around = {node: set(simple.succ[node]) | set(simple.pred[node]) for node in simple}
+        links = {node: sum(len(near & set(simple.succ[other])) for other in near) for node, near in around.items()}
+        pairs = {node: len(near) * (len(near) - 1) for node, near in around.items()}
+        close(found.to_dict(), {node: links[node] / max(1, pairs[node]) for node in simple})
+        assert found.transitivity == pytest.approx(sum(links.values()) / max(1, sum(pairs.values())))
+    with pytest.raises(ValueError, match="rule is 'triangles' or 'links', not 'x'"):
+        tm.networks.clustering(read(made), rule="x")
+    with pytest.raises(ValueError, match="pass weighted=False"):
+        tm.networks.clustering(tm.networks.read(([1], [2], [3.0])), weighted=True, rule="links")
+
+
+@EVERY
 @DIRECTED
 def test_betweenness(kind: str, directed: bool) -> None:
     for seed in SEEDS:
