@@ -366,7 +366,7 @@ def network_lower_labels(
 def network_push(
     links: tuple[_Int64, _Int64, _Int64],
     new_links: tuple[_Int64, _Int64],
-    outgoing: _Int64,
+    outgoing: _Float64,
     scores: _Float64,
     residuals: _Float64,
     candidates: _Int64,
@@ -376,11 +376,13 @@ def network_push(
     tolerance: float,
     several: bool,
     rounds_max: int | None = None,
+    weights: tuple[_Float64, _Float64] | None = None,
 ) -> tuple[_Int64, _Float64, _Int64, int]:
     """Hand on residuals of PageRank that exceed `tolerance`, from the `candidates` on, in place.
 
     `links` are where each slot's begin, their keys (slot << 32 | number) and their counts; `new_links` keys and counts that
-    are added to these. Returns numbers of other shares' nodes and what their residuals get, own slots whose residual still
+    are added to these. `weights` are those of both tables; those of new links replace the others. `outgoing` is the number
+    of links that leave each slot, or the sum of their weights. Returns numbers of other shares' nodes and what their residuals get, own slots whose residual still
     exceeds `tolerance` after `rounds_max`, and the links looked at.
     """
 

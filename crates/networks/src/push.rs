@@ -26,28 +26,36 @@ pub struct CountedLinks<'a> {
     pub new_keys: &'a [i64],
     /// The counts of `new_keys`.
     pub new_counts: &'a [i64],
-    /// Whether parallel links count several times, or once.
+    /// Whether parallel links count several times, or once. A link with weights counts by its weight.
     pub several: bool,
+    /// The weights of `keys` and of `new_keys`, if links have some: those of the small table replace those of the large
+    /// one, so that a weight is not the difference of two large ones.
+    pub weights: Option<(&'a [f64], &'a [f64])>,
 }
 
 impl CountedLinks<'_> {
     fn check(&self) -> Result<(), NetworkError> {
         ensure(self.keys.len() == self.counts.len(), "there must be one count for each key")?;
         ensure(self.new_keys.len() == self.new_counts.len(), "there must be one count for each new key")?;
+        let weighted =
+            self.weights.is_none_or(|(old, new)| old.len() == self.keys.len() && new.len() == self.new_keys.len());
+        ensure(weighted, "there must be one weight for each key")?;
         let rising = self.firsts.windows(2).all(|pair| pair[0] <= pair[1]);
         let inside = self.firsts.first().is_none_or(|&first| first >= 0)
             && self.firsts.last().is_none_or(|&last| last as usize <= self.keys.len());
         ensure(rising && inside, "firsts must ascend within the keys")
     }
 
-    /// Calls `each` with the number and the count of every link of a slot.
+    /// Calls `each` with the number of every link of a slot, and by how much it counts.
     #[inline(always)]
-    fn each(&self, slot: usize, mut each: impl FnMut(u32, i64)) {
-        let mut call = |key: i64, count: i64| {
+    fn each(&self, slot: usize, mut each: impl FnMut(u32, f64)) {
+        let mut call = |key: i64, count: i64, weight: Option<f64>| {
             if count > 0 {
-                each(key as u32, if self.several { count } else { 1 });
+                each(key as u32, weight.unwrap_or(if self.several { count as f64 } else { 1.0 }));
             }
         };
+        let old_weight = |at: usize| self.weights.map(|(old, _)| old[at]);
+        let new_weight = |at: usize| self.weights.map(|(_, new)| new[at]);
         let old = if slot + 1 < self.firsts.len() {
             self.firsts[slot] as usize..self.firsts[slot + 1] as usize
         } else {
@@ -57,19 +65,20 @@ impl CountedLinks<'_> {
         let mut new = self.new_keys.partition_point(|&key| key < begin);
         let end = begin + (1 << NUMBER_BITS);
         for at in old {
-            let (key, mut count) = (self.keys[at], self.counts[at]);
+            let (key, mut count, mut weight) = (self.keys[at], self.counts[at], old_weight(at));
             while new < self.new_keys.len() && self.new_keys[new] < key {
-                call(self.new_keys[new], self.new_counts[new]);
+                call(self.new_keys[new], self.new_counts[new], new_weight(new));
                 new += 1;
             }
             if new < self.new_keys.len() && self.new_keys[new] == key {
                 count += self.new_counts[new];
+                weight = new_weight(new);
                 new += 1;
             }
-            call(key, count);
+            call(key, count, weight);
         }
         while new < self.new_keys.len() && self.new_keys[new] < end {
-            call(self.new_keys[new], self.new_counts[new]);
+            call(self.new_keys[new], self.new_counts[new], new_weight(new));
             new += 1;
         }
     }
@@ -104,13 +113,13 @@ pub struct Pushed {
 }
 
 /// Pushes the residuals of those `candidates` (own slots) that exceed the tolerance, and of nodes that exceed it as a
-/// result. `outgoing` is the number of links that leave each slot.
+/// result. `outgoing` is the number of links that leave each slot, or the sum of their weights.
 ///
 /// # Errors
 /// `BadArgument` if lengths differ, or if a candidate is not a slot.
 pub fn push_residuals(
     links: &CountedLinks<'_>,
-    outgoing: &[i64],
+    outgoing: &[f64],
     scores: &mut [f64],
     residuals: &mut [f64],
     candidates: &[i64],
@@ -139,10 +148,11 @@ pub fn push_residuals(
             queued[slot] = false;
             let residual = std::mem::take(&mut residuals[slot]);
             scores[slot] += residual;
-            let rate = damping * residual / outgoing[slot].max(1) as f64;
-            links.each(slot, |number, count| {
+            // Links whose weights are all 0 lead nowhere.
+            let rate = if outgoing[slot] > 0.0 { damping * residual / outgoing[slot] } else { 0.0 };
+            links.each(slot, |number, weight| {
                 pushed.links += 1;
-                let (number, value) = (number as usize, rate * count as f64);
+                let (number, value) = (number as usize, rate * weight);
                 let target = number / shares;
                 if number % shares != share {
                     if number >= given.len() {
@@ -178,9 +188,18 @@ mod tests {
     use crate::testing::any_network;
     use proptest::prelude::*;
 
+    /// A weight of a link, some of them 0.
+    fn weight(source: usize, target: usize) -> f64 {
+        ((source * 7 + target * 3) % 5) as f64 / 4.0
+    }
+
+    /// The tables of a share: keys and counts, and as floats weights.
+    type Tables = ([Vec<i64>; 5], [Vec<f64>; 2]);
+
     /// The links of a share, every third in the small table, which also removes some links of the large one.
-    fn tables(rows: &CompressedRows, share: usize, shares: usize) -> [Vec<i64>; 5] {
+    fn tables(rows: &CompressedRows, share: usize, shares: usize) -> Tables {
         let mut found: [Vec<i64>; 5] = Default::default();
+        let mut weights: [Vec<f64>; 2] = Default::default();
         let slots = rows.rows().div_ceil(shares);
         found[0].push(0);
         for slot in 0..slots {
@@ -189,39 +208,48 @@ mod tests {
             targets.dedup();
             for (at, target) in targets.into_iter().enumerate() {
                 let key = (slot as i64) << NUMBER_BITS | i64::from(target);
-                let (old, new) = [(1, 0), (0, 1), (3, -2)][at % 3];
-                for (count, table) in [(old, 1), (new, 3)] {
+                let weight = weight(node, target as usize);
+                // A weight of the large table that the small one replaces is wrong.
+                let (old, new, old_weight) = [(1, 0, weight), (0, 1, 0.0), (3, -2, 1e9)][at % 3];
+                for (count, table, weight) in [(old, 1, old_weight), (new, 3, weight)] {
                     if count != 0 {
                         found[table].push(key);
                         found[table + 1].push(count);
+                        weights[table / 2].push(weight);
                     }
                 }
             }
             found[0].push(found[1].len() as i64);
         }
-        found
+        (found, weights)
     }
 
     proptest! {
         /// If a residual is lost, or passed on twice, the scores are not those of the walk.
         #[test]
-        fn pushed_scores_are_those_of_the_walk(rows in any_network(false), shares in 1usize..4, rounds in 1usize..4) {
+        fn pushed_scores_are_those_of_the_walk(
+            rows in any_network(false), shares in 1usize..4, rounds in 1usize..4, weighted: bool,
+        ) {
             let (n, damping) = (rows.rows(), 0.85);
             let slots = n.div_ceil(shares);
+            let counts = |node: usize, target: u32| if weighted { weight(node, target as usize) } else { 1.0 };
+            let targets = |node: usize| {
+                let mut targets = if node < n { rows.neighbors(node).to_vec() } else { Vec::new() };
+                targets.dedup();
+                targets
+            };
+            let leaving = |node: usize| targets(node).iter().map(|&target| counts(node, target)).sum::<f64>();
             let tables: Vec<_> = (0..shares).map(|share| tables(&rows, share, shares)).collect();
             let mut scores = vec![vec![0.0; slots]; shares];
             let mut residuals = vec![vec![1.0 - damping; slots]; shares];
             let mut candidates: Vec<Vec<i64>> = vec![(0..slots as i64).collect(); shares];
-            let degrees: Vec<Vec<i64>> = (0..shares).map(|share| (0..slots).map(|slot| {
-                let node = slot * shares + share;
-                let mut targets = if node < n { rows.neighbors(node).to_vec() } else { Vec::new() };
-                targets.dedup();
-                targets.len() as i64
-            }).collect()).collect();
+            let degrees: Vec<Vec<f64>> =
+                (0..shares).map(|share| (0..slots).map(|slot| leaving(slot * shares + share)).collect()).collect();
             while candidates.iter().any(|own| !own.is_empty()) {
                 for share in 0..shares {
-                    let [firsts, keys, counts, new_keys, new_counts] = &tables[share];
-                    let links = CountedLinks { firsts, keys, counts, new_keys, new_counts, several: true };
+                    let ([firsts, keys, counts, new_keys, new_counts], [old, new]) = &tables[share];
+                    let weights = weighted.then_some((&old[..], &new[..]));
+                    let links = CountedLinks { firsts, keys, counts, new_keys, new_counts, several: true, weights };
                     let options = PushOptions { share, shares, damping, tolerance: 1e-12, rounds_max: Some(rounds) };
                     let own = std::mem::take(&mut candidates[share]);
                     let pushed =
@@ -239,10 +267,11 @@ mod tests {
             }
             let mut walked = vec![1.0 - damping; n];
             for node in 0..n {
-                let mut targets = rows.neighbors(node).to_vec();
-                targets.dedup();
-                for &target in &targets {
-                    walked[target as usize] += damping * scores[node % shares][node / shares] / targets.len() as f64;
+                for target in targets(node) {
+                    if leaving(node) > 0.0 {
+                        let share = counts(node, target) / leaving(node);
+                        walked[target as usize] += damping * scores[node % shares][node / shares] * share;
+                    }
                 }
             }
             for node in 0..n {

@@ -589,13 +589,13 @@ fn network_lower_labels<'py>(
 
 /// Pushes residuals of PageRank over the links of a share; returns values for other shares, and own slots still active.
 #[pyfunction]
-#[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None))]
+#[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None, weights = None))]
 #[allow(clippy::too_many_arguments, clippy::type_complexity)]
 fn network_push<'py>(
     py: Python<'py>,
     links: (Integers<'py>, Integers<'py>, Integers<'py>),
     new_links: (Integers<'py>, Integers<'py>),
-    outgoing: Integers<'py>,
+    outgoing: Floats<'py>,
     mut scores: PyReadwriteArray1<'py, f64>,
     mut residuals: PyReadwriteArray1<'py, f64>,
     candidates: Integers<'py>,
@@ -605,7 +605,12 @@ fn network_push<'py>(
     tolerance: f64,
     several: bool,
     rounds_max: Option<usize>,
+    weights: Option<(Floats<'py>, Floats<'py>)>,
 ) -> PyResult<(Array<'py, i64>, Array<'py, f64>, Array<'py, i64>, u64)> {
+    let weights = match &weights {
+        Some((old, new)) => Some((slice(old)?, slice(new)?)),
+        None => None,
+    };
     let links = CountedLinks {
         firsts: slice(&links.0)?,
         keys: slice(&links.1)?,
@@ -613,6 +618,7 @@ fn network_push<'py>(
         new_keys: slice(&new_links.0)?,
         new_counts: slice(&new_links.1)?,
         several,
+        weights,
     };
     let options = PushOptions { share, shares, damping, tolerance, rounds_max };
     let (outgoing, candidates) = (slice(&outgoing)?, slice(&candidates)?);

@@ -7,6 +7,7 @@ to the owners of the links' sources, and followed:
 - degrees by what changed;
 - components by uniting those that new links join. Those that lost a link are found anew from the links of their nodes: each
   copy sends a spanning forest of what it sees, and all unite these;
+- strengths, the sums of weights, by adding up those of nodes whose links changed;
 - PageRank by pushing residuals. With x = (1 - alpha) + alpha P'x - r held for scores x and residuals r, a changed link changes
   a few residuals, and nodes whose residual exceeds the tolerance hand it on until none does.
 
@@ -27,11 +28,14 @@ from numpy.typing import NDArray
 from tidemill._tidemill import CompressedRows, network_components, network_push
 from tidemill.ml._threads import pool
 
-__all__ = ["Changes", "Rules", "Share", "halves", "split"]
+__all__ = ["NEVER", "Arrived", "Changes", "Rules", "Share", "split"]
 
 _NUMBER_BITS = 32
 _NUMBERS = (1 << _NUMBER_BITS) - 1
+#: When a link goes by itself that does not.
+NEVER = int(np.iinfo(np.int64).max)
 Numbers = NDArray[np.int64]
+Weights = NDArray[np.float64]
 Ids = NDArray[Any]
 
 
@@ -46,6 +50,52 @@ class Rules:
     alpha: float
     tol: float
     is_text: bool
+    # With defaults, which stand for what is missing in checkpoints of earlier versions.
+    weighted: bool = False
+    #: Whether links are kept one by one, as each has its own weight, or goes by itself.
+    apart: bool = False
+
+
+@dataclass
+class Arrived:
+    """Links that a window adds and removes, by the ids of their ends.
+
+    Attributes
+    ----------
+    changes : ndarray of int64
+        How many such links were added, or removed if negative.
+    ends : ndarray of int64
+        When links that were added go by themselves, in microseconds; `NEVER` if they do not.
+    weights : ndarray of float64
+        Of links that were added.
+    """
+
+    sources: Ids
+    targets: Ids
+    changes: Numbers
+    ends: Numbers
+    weights: NDArray[np.float64]
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """All of them."""
+        return self.sources, self.targets, self.changes, self.ends, self.weights
+
+    def where(self, kept: NDArray[np.bool_]) -> Arrived:
+        """Return some of them."""
+        return Arrived(*(column[kept] for column in self.columns))
+
+    def after(self, others: Arrived) -> Arrived:
+        """Return others and these."""
+        return Arrived(*map(np.concatenate, zip(others.columns, self.columns, strict=True)))
+
+    def halves(self, directed: bool) -> Arrived:
+        """Return halves of links by their source: an undirected link leads both ways, a loop once."""
+        if directed:
+            return self
+        back = self.where(self.sources != self.targets)
+        back.sources, back.targets = back.targets, back.sources
+        return back.after(self)
 
 
 @dataclass
@@ -79,70 +129,154 @@ class Changes:
 class Rows:
     """Counted links as sorted keys (slot << 32 | number): a large table, and a small one of what changed since.
 
-    A count is the sum of both. The small one is merged when it exceeds an eighth of the large one, so that a change costs little
-    more than a search.
+    A count is the sum of both; a weight, if links have some, is that of the small one, else that of the large one. The small one is
+    merged when it exceeds an eighth of the large one, so that a change costs little more than a search.
     """
 
-    def __init__(self, keys: Numbers, counts: Numbers) -> None:
-        self._set(keys, counts)
+    def __init__(self, keys: Numbers, counts: Numbers, weights: Weights | None = None) -> None:
+        self._set(keys, counts, weights)
 
-    def _set(self, keys: Numbers, counts: Numbers) -> None:
-        self.keys, self.counts = keys, counts
+    def _set(self, keys: Numbers, counts: Numbers, weights: Weights | None = None) -> None:
+        self.keys, self.counts, self.weights = keys, counts, weights
         #: Where the links of each slot begin, and behind them their end.
         self.firsts = np.concatenate([[0], np.cumsum(np.bincount(keys >> _NUMBER_BITS))]).astype(np.int64)
         self.new_keys = self.new_counts = np.empty(0, np.int64)
+        self.new_weights = None if weights is None else np.empty(0)
 
-    def __getstate__(self) -> tuple[Numbers, Numbers]:
+    def __getstate__(self) -> tuple[Any, ...]:
         self.merge()
-        return self.keys, self.counts
+        return self.keys, self.counts, self.weights
 
-    def __setstate__(self, state: tuple[Numbers, Numbers]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set(*state)
+
+    @property
+    def both_weights(self) -> tuple[Weights, Weights] | None:
+        """Those of the large table, and those of the small one."""
+        return None if self.weights is None or self.new_weights is None else (self.weights, self.new_weights)
 
     def merge(self) -> None:
         """Merge the small table into the large one."""
         if len(self.new_keys):
-            keys, counts = np.concatenate([self.keys, self.new_keys]), np.concatenate([self.counts, self.new_counts])
-            self._set(*_summed(keys, counts))
+            keys, counts, weights = self._joined(slice(None), slice(None))
+            kept = counts != 0
+            self._set(keys[kept], counts[kept], None if weights is None else weights[kept])
+
+    def _joined(self, old: Any, new: Any) -> tuple[Numbers, Numbers, Weights | None]:
+        """Return distinct keys from places of both tables, ascending, their counts, which may be 0, and their weights."""
+        keys = np.concatenate([self.keys[old], self.new_keys[new]])
+        order = np.argsort(keys, kind="stable")
+        found, counts = _grouped(keys[order], np.concatenate([self.counts[old], self.new_counts[new]])[order])
+        weights = None
+        if self.both_weights is not None:
+            # The last of equal keys is that of the small table.
+            lasts = np.searchsorted(keys[order], found, "right") - 1
+            weights = np.concatenate([self.both_weights[0][old], self.both_weights[1][new]])[order][lasts]
+        return found, counts, weights
 
     def of(self, keys: Numbers) -> Numbers:
         """Return the counts of links."""
         return _looked_up(self.keys, self.counts, keys, 0) + _looked_up(self.new_keys, self.new_counts, keys, 0)
 
-    def change(self, keys: Numbers, counts: Numbers) -> None:
-        """Add to the counts of links, which are distinct."""
-        self.new_keys, self.new_counts = _summed(
-            np.concatenate([self.new_keys, keys]), np.concatenate([self.new_counts, counts])
-        )
+    def weights_of(self, keys: Numbers) -> Weights:
+        """Return the weights of links, 0 of those that are not there."""
+        assert self.both_weights is not None
+        old = _looked_up(self.keys, self.both_weights[0], keys, 0.0)
+        found: Weights = _looked_up(self.new_keys, self.both_weights[1], keys, old)
+        return found
+
+    def change(self, keys: Numbers, counts: Numbers, weights: Weights | None = None) -> None:
+        """Add to the counts of links, which are distinct, and set their weights."""
+        every = np.concatenate([self.new_keys, keys])
+        order = np.argsort(every, kind="stable")
+        found, sums = _grouped(every[order], np.concatenate([self.new_counts, counts])[order])
+        if self.new_weights is None or weights is None:
+            self.new_keys, self.new_counts = found[sums != 0], sums[sums != 0]
+        else:
+            # Also of links whose number is the same: their weight may be another.
+            lasts = np.searchsorted(every[order], found, "right") - 1
+            self.new_weights = np.concatenate([self.new_weights, weights])[order][lasts]
+            self.new_keys, self.new_counts = found, sums
         if len(self.new_keys) > max(4096, len(self.keys) // 8):
             self.merge()
 
-    def links(self, slots: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the keys and counts of the links of nodes, ascending if these are."""
-        places = _ranges(self.keys, slots)
-        keys, counts = self.keys[places], self.counts[places]
-        if len(new := _ranges(self.new_keys, slots)):
-            keys, counts = _summed(
-                np.concatenate([keys, self.new_keys[new]]), np.concatenate([counts, self.new_counts[new]])
-            )
-        return keys, counts
+    def links(self, slots: Numbers) -> tuple[Numbers, Numbers, Weights | None]:
+        """Return the keys, counts and weights of the links of nodes, ascending if these are."""
+        keys, counts, weights = self._joined(_ranges(self.keys, slots), _ranges(self.new_keys, slots))
+        kept = counts != 0
+        return keys[kept], counts[kept], None if weights is None else weights[kept]
+
+
+@dataclass
+class Links:
+    """The links of a copy's nodes one by one: of each its key, when it goes by itself, and its weight; sorted by these."""
+
+    keys: Numbers
+    ends: Numbers
+    weights: Weights
+
+    def where(self, kept: Any) -> Links:
+        """Return some of them, in the order given."""
+        return Links(self.keys[kept], self.ends[kept], self.weights[kept])
+
+    def sorted(self) -> Links:
+        """Return them in order."""
+        return self.where(np.lexsort((self.weights, self.ends, self.keys)))
+
+    def follow(
+        self, keys: Numbers, changes: Numbers, ends: Numbers, weights: Weights, now: int
+    ) -> tuple[Numbers, Numbers, Weights, Numbers]:
+        """Add links and remove some, the first to go of those with a key; then let go those whose time has come.
+
+        Returns
+        -------
+        tuple
+            The keys that this concerns, distinct and ascending; how many links with each there are now, and the sum of their
+            weights; and how many that should be removed were not there.
+        """
+        added = np.repeat(np.arange(len(keys)), np.maximum(changes, 0))
+        concerned = _distinct(keys, self.keys[self.ends <= now])
+        removed = np.zeros(len(concerned), np.int64)
+        np.add.at(removed, np.searchsorted(concerned, keys), np.maximum(-changes, 0))
+        firsts, lasts = np.searchsorted(self.keys, concerned), np.searchsorted(self.keys, concerned, "right")
+        places = _spans(firsts, lasts)
+        found = Links(
+            np.concatenate([self.keys[places], keys[added]]),
+            np.concatenate([self.ends[places], ends[added]]),
+            np.concatenate([self.weights[places], weights[added]]),
+        ).sorted()
+        group = np.searchsorted(concerned, found.keys)
+        sizes = np.bincount(group, minlength=len(concerned))
+        nth = np.arange(len(group)) - (np.cumsum(sizes) - sizes)[group]
+        kept = (nth >= removed[group]) & (found.ends > now)
+        stays, group = found.where(kept), group[kept]
+        at = np.searchsorted(np.delete(self.keys, places), stays.keys)
+        for name in ("keys", "ends", "weights"):
+            setattr(self, name, np.insert(np.delete(getattr(self, name), places), at, getattr(stays, name)))
+        counts = np.bincount(group, minlength=len(concerned))
+        sums = np.bincount(group, stays.weights, len(concerned))
+        return concerned, counts, sums, np.maximum(removed - sizes, 0)
 
 
 def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
     """Return the places in `keys` of the links of nodes."""
-    begins = np.searchsorted(keys, slots << _NUMBER_BITS)
-    sizes = np.searchsorted(keys, (slots + 1) << _NUMBER_BITS) - begins
+    return _spans(np.searchsorted(keys, slots << _NUMBER_BITS), np.searchsorted(keys, (slots + 1) << _NUMBER_BITS))
+
+
+def _spans(begins: Numbers, ends: Numbers) -> Numbers:
+    """Return all numbers from each begin to before its end."""
+    sizes = ends - begins
     ends = np.cumsum(sizes)
     places: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
     return places
 
 
-def _looked_up(keys: Numbers, values: Numbers, wanted: Numbers, otherwise: Numbers | int) -> Numbers:
+def _looked_up(keys: Numbers, values: NDArray[Any], wanted: Numbers, otherwise: Any) -> NDArray[Any]:
     """Return the values beside ascending keys, and another value for what is not among them."""
     if not len(keys):
-        return np.full(wanted.shape, otherwise, np.int64)
+        return np.full(wanted.shape, otherwise, values.dtype)
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found: Numbers = np.where(keys[places] == wanted, values[places], otherwise)
+    found: NDArray[Any] = np.where(keys[places] == wanted, values[places], otherwise)
     return found
 
 
@@ -244,23 +378,13 @@ def _united(ones: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:
     return members, members[network_components(pool(), rows, None)]
 
 
-def halves(sources: Ids, targets: Ids, changes: Numbers, directed: bool) -> tuple[Ids, Ids, Numbers]:
-    """Return a window's changes as halves of links by their source: an undirected link leads both ways, a loop once."""
-    if directed:
-        return sources, targets, changes
-    back = sources != targets
-    return (
-        np.concatenate([sources, targets[back]]),
-        np.concatenate([targets, sources[back]]),
-        np.concatenate([changes, changes[back]]),
-    )
-
-
 class Share:
     """A copy's nodes by slot, and their links. It is the copy's state: it can be pickled."""
 
     #: What is known of a node, by slot.
     ARRAYS = ("ids", "alive", "outgoing", "incoming", "loops", "labels", "names", "scores", "residuals", "told")
+    #: And if links have weights: the sums of those of links that leave and enter, and of loops.
+    STRENGTHS = ("leaving", "entering", "looping")
 
     def __init__(self, rules: Rules, copy: int, copies: int) -> None:
         self.rules, self.copy, self.copies = rules, copy, copies
@@ -275,7 +399,10 @@ class Share:
         self.scores, self.residuals = np.empty(0), np.empty(0)
         #: The score that was last told; NaN for a node that was not told yet.
         self.told = np.empty(0)
-        self.rows = Rows(np.empty(0, np.int64), np.empty(0, np.int64))
+        self.leaving, self.entering, self.looping = (np.empty(0) for _ in range(3))
+        none = np.empty(0, np.int64)
+        self.rows = Rows(none, none, np.empty(0) if rules.weighted else None)
+        self.links = Links(none, none, np.empty(0)) if rules.apart else None
         self._slots: dict[Any, int] = {}
         self._free: list[int] = []
 
@@ -283,6 +410,8 @@ class Share:
         return {name: value for name, value in vars(self).items() if name not in ("_slots", "_free")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # Not in checkpoints of earlier versions.
+        self.links, self.leaving, self.entering, self.looping = None, *(np.empty(0) for _ in range(3))
         vars(self).update(state)
         self._index()
 
@@ -293,6 +422,11 @@ class Share:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of arrays by slot."""
+        return self.ARRAYS + (self.STRENGTHS if self.rules.weighted else ())
 
     # Nodes.
 
@@ -310,8 +444,9 @@ class Share:
             at = np.array(slots)
             self.ids[at] = self.names[at] = new
             self.alive[at] = True
-            for array in (self.outgoing, self.incoming, self.loops, self.scores):
-                array[at] = 0
+            zeros = ("outgoing", "incoming", "loops", "scores", *(self.STRENGTHS if self.rules.weighted else ()))
+            for name in zeros:
+                getattr(self, name)[at] = 0
             self.labels[at] = self._number(at)
             self.residuals[at] = 1 - self.rules.alpha
             self.told[at] = np.nan
@@ -324,7 +459,7 @@ class Share:
         more = max(count, size // 2, 64)
         if (size + more) * self.copies >= 1 << _NUMBER_BITS:
             raise ValueError(f"a network that is followed has at most {1 << _NUMBER_BITS:,} nodes")
-        for name in self.ARRAYS:
+        for name in self.arrays:
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
         self._free = [*range(size + more - 1, size - 1, -1), *self._free]
@@ -347,29 +482,41 @@ class Share:
 
     # A window.
 
-    def apply(self, comm: Any, sources: Ids, targets: Ids, changes: Numbers) -> Changes:
-        """Follow a window's changes: how often links, by ids, were added, or removed if negative. Collective."""
+    def apply(self, comm: Any, arrived: Arrived, now: int) -> Changes:
+        """Follow what a window, which ends now, adds and removes. Collective."""
         rules = self.rules
+        arrived = arrived.halves(rules.directed)
+        sources, targets = arrived.sources, arrived.targets
         wanted, places = np.unique(np.concatenate([sources, targets]), return_inverse=True)
         asked = Sent(comm, owners_of(wanted, self.copies))
         named = self._named(asked.deal(wanted)[0])
         ends = asked.answer(named)[0][places.reshape(-1)]
         dealt = Sent(comm, ends[: len(sources)] % self.copies)
-        slots, targets, changes = dealt.deal(ends[: len(sources)] // self.copies, ends[len(sources) :], changes)
-        keys, changes = _summed(slots << _NUMBER_BITS | targets, changes)
-        before = self.rows.of(keys)
-        lacking = np.maximum(-(before + changes), 0)
-        after = before + changes + lacking
-        self.rows.change(keys, after - before)
-        missing, first = self._missing(comm, keys, lacking)
+        columns = ends[: len(sources)] // self.copies, ends[len(sources) :], *arrived.columns[2:]
+        slots, targets, changes, *more = dealt.deal(*columns[: 5 if rules.apart else 3])
+        keys = slots << _NUMBER_BITS | targets
+        weights = None
+        if self.links is None:
+            keys, changes = _summed(keys, changes)
+            before = self.rows.of(keys)
+            lacking = np.maximum(-(before + changes), 0)
+            after = before + changes + lacking
+        else:
+            keys, after, weights, lacking = self.links.follow(keys, changes, *more, now)
+            before = self.rows.of(keys)
         moved = after - before if rules.several else np.sign(after) - np.sign(before)
-        touched, active = self._degrees(comm, keys, moved)
+        shifted = moved.astype(np.float64)
+        if rules.weighted:
+            shifted = weights - self.rows.weights_of(keys)
+        self.rows.change(keys, after - before, weights)
+        missing, first = self._missing(comm, keys, lacking)
+        touched, active = self._degrees(comm, keys, moved, shifted)
         relabelled = np.empty(0, np.int64)
         if rules.components:
             new, old = (before == 0) & (after > 0), (before > 0) & (after == 0)
             relabelled = self._components(comm, keys[new], self.labels[keys[old] >> _NUMBER_BITS])
         # Also nodes that were named by links only that are missing, or were removed at once.
-        named = _distinct(named // self.copies)
+        named = _distinct(named // self.copies, touched)
         gone = self._leave(named[self.outgoing[named] + self.incoming[named] == 0])
         if rules.pagerank:
             self._push(comm, _distinct(named, active))
@@ -390,36 +537,63 @@ class Share:
         (ids,) = self._asked(comm, np.array([source[0], target[0]]), self.ids)
         return int(count.sum()), (ids[:1].tolist()[0], ids[1:].tolist()[0])
 
-    def _degrees(self, comm: Any, keys: Numbers, moved: Numbers) -> tuple[Numbers, Numbers]:
-        """Follow degrees and residuals; return the own nodes that have other degrees, and those with other residuals. Collective."""
-        kept = moved != 0
-        slots, targets, moved = keys[kept] >> _NUMBER_BITS, keys[kept] & _NUMBERS, moved[kept]
+    def _degrees(self, comm: Any, keys: Numbers, moved: Numbers, shifted: Weights) -> tuple[Numbers, Numbers]:
+        """Follow degrees, strengths and residuals, given by how many links there are more, and by how much weight.
+
+        Returns own nodes that have other degrees or strengths, and those with other residuals. Collective.
+        """
+        rules = self.rules
+        kept = (moved != 0) | (shifted != 0)
+        slots, targets, moved, shifted = keys[kept] >> _NUMBER_BITS, keys[kept] & _NUMBERS, moved[kept], shifted[kept]
         own, sums = _grouped(slots, moved)
         self.outgoing[own] += sums
-        if not self.rules.directed:
+        if not rules.directed:
             loops = targets == self._number(slots)
             self.loops[slots[loops]] += moved[loops]
+        after = self.outgoing[own].astype(np.float64)
+        before = after - sums
+        if rules.weighted:
+            before = self.leaving[own]
+            self._strengths(own)
+            after = self.leaving[own]
         given = np.zeros(len(slots))
-        if self.rules.pagerank:
-            rates = self._rates(own, sums)
-            given = self.rules.alpha * moved * rates[np.searchsorted(own, slots)]
-        reached, moved, given = Sent(comm, targets % self.copies).deal(targets // self.copies, moved, given)
+        if rules.pagerank:
+            given = rules.alpha * shifted * self._rates(own, before, after)[np.searchsorted(own, slots)]
+        sent = Sent(comm, targets % self.copies)
+        columns = targets // self.copies, moved, given, shifted
+        reached, moved, given, *more = sent.deal(*columns[: 4 if rules.weighted else 3])
         np.add.at(self.residuals, reached, given)
         touched = own
-        if self.rules.directed:
+        if rules.directed:
             np.add.at(self.incoming, reached, moved)
             touched = _distinct(own, reached)
+            if rules.weighted:
+                np.add.at(self.entering, reached, *more)
+                # Without rounding errors of links that are gone.
+                self.entering[touched[self.incoming[touched] == 0]] = 0
         return touched, _distinct(own, reached)
 
-    def _rates(self, own: Numbers, sums: Numbers) -> NDArray[np.float64]:
-        """Scale the scores of nodes whose links changed, so that the links that stay hand on what they did; return how much a link does."""
-        after, scores = self.outgoing[own], self.scores[own]
-        before = after - sums
+    def _strengths(self, own: Numbers) -> None:
+        """Add up the weights of the links of nodes anew, so that rounding errors do not stay."""
+        keys, _, weights = self.rows.links(own)
+        slots = keys >> _NUMBER_BITS
+        self.leaving[own] = np.bincount(np.searchsorted(own, slots), weights, len(own))
+        if not self.rules.directed:
+            self.looping[own] = self.rows.weights_of(own << _NUMBER_BITS | self._number(own))
+
+    def _rates(self, own: Numbers, before: Weights, after: Weights) -> Weights:
+        """Scale the scores of nodes whose links changed, so that the links that stay hand on what they did.
+
+        Given the numbers of links that left and leave them, or the sums of their weights; returns how much a link does, or one
+        of weight 1.
+        """
+        scores = self.scores[own]
         stays = (before > 0) & (after > 0)
-        scaled = np.where(stays, scores * after / np.maximum(before, 1), scores)
+        scaled = np.where(stays, scores * after / np.where(stays, before, 1), scores)
         self.scores[own] = scaled
         self.residuals[own] -= scaled - scores
-        rates: NDArray[np.float64] = scores / np.maximum(np.where(before > 0, before, after), 1)
+        leaving = np.where(before > 0, before, after)
+        rates: Weights = scores / np.where(leaving > 0, leaving, 1)
         return rates
 
     # Components.
@@ -470,13 +644,14 @@ class Share:
     def _push(self, comm: Any, candidates: Numbers) -> None:
         """Hand on residuals until none exceeds the tolerance. Collective."""
         rules, rows = self.rules, self.rows
+        leaving = self.leaving if rules.weighted else self.outgoing.astype(np.float64)
         # Between two exchanges a few rounds, as they bring nearly as much as more would.
         rounds = None if comm.size == 1 else 4
         while True:
             numbers, values, active, _ = network_push(
                 (rows.firsts, rows.keys, rows.counts),
                 (rows.new_keys, rows.new_counts),
-                self.outgoing,
+                leaving,
                 self.scores,
                 self.residuals,
                 candidates,
@@ -486,6 +661,7 @@ class Share:
                 rules.tol,
                 rules.several,
                 rounds,
+                rows.both_weights,
             )
             sent = Sent(comm, numbers % self.copies)
             slots, values = sent.deal(numbers // self.copies, values, busy=len(numbers) + len(active) > 0)
@@ -517,7 +693,7 @@ def split(shares: list[Share | None], copies: int) -> list[Share | None]:
     own = [np.flatnonzero(share.alive) for share in given]
     every = {
         name: np.concatenate([getattr(share, name)[at] for share, at in zip(given, own, strict=True)])
-        for name in Share.ARRAYS
+        for name in given[0].arrays
     }
     numbers = np.concatenate([share._number(at) for share, at in zip(given, own, strict=True)])
     owners = owners_of(every["ids"], copies)
@@ -528,17 +704,8 @@ def split(shares: list[Share | None], copies: int) -> list[Share | None]:
     by_number = np.argsort(numbers)
     olds, news = numbers[by_number], renumbered[by_number]
     every["labels"] = _mapped(olds, news, every["labels"])
-    for share in given:
-        share.rows.merge()
-    links = [(share.rows.keys, share.rows.counts) for share in given]
-    sources = np.concatenate(
-        [
-            _mapped(olds, news, share._number(keys >> _NUMBER_BITS))
-            for share, (keys, _) in zip(given, links, strict=True)
-        ]
-    )
-    targets = np.concatenate([_mapped(olds, news, keys & _NUMBERS) for keys, _ in links])
-    counts = np.concatenate([count for _, count in links])
+    links = [_dealt(share, olds, news) for share in given]
+    columns = [np.concatenate(column) for column in zip(*links, strict=True)]
     made: list[Share | None] = []
     for copy in range(copies):
         share = Share(given[0].rules, copy, copies)
@@ -546,8 +713,26 @@ def split(shares: list[Share | None], copies: int) -> list[Share | None]:
         at = order[ends[copy] : ends[copy + 1]]
         for name, values in every.items():
             setattr(share, name, values[at])
-        mine = sources % copies == copy
-        share.rows = Rows(*_summed(sources[mine] // copies << _NUMBER_BITS | targets[mine], counts[mine]))
+        mine = columns[0] % copies == copy
+        sources, targets, counts, ends, weights = (column[mine] for column in columns)
+        keys = sources // copies << _NUMBER_BITS | targets
+        if share.links is not None:
+            share.links = Links(keys, ends, weights).sorted()
+            keys, weights = share.links.keys, share.links.weights
+        found, sums = _summed(keys, counts)
+        share.rows = Rows(found, sums, _grouped(keys, weights)[1] if share.rules.weighted else None)
         share._index()
         made.append(share)
     return made
+
+
+def _dealt(share: Share, olds: Numbers, news: Numbers) -> tuple[NDArray[Any], ...]:
+    """Return the links of a share: new numbers of their ends, given old and new ones, their counts, ends and weights."""
+    share.rows.merge()
+    if (links := share.links) is None:
+        keys, counts = share.rows.keys, share.rows.counts
+        ends, weights = np.full(len(keys), NEVER), np.zeros(len(keys))
+    else:
+        keys, counts, ends, weights = links.keys, np.ones(len(links.keys), np.int64), links.ends, links.weights
+    sources, targets = share._number(keys >> _NUMBER_BITS), keys & _NUMBERS
+    return _mapped(olds, news, sources), _mapped(olds, news, targets), counts, ends, weights

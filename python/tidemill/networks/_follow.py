@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill._tables.durations import Duration
+from tidemill._tables.durations import Duration, micros
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.table import Table
-from tidemill.networks._changing import Changes, Rules, Share, halves, split
+from tidemill.networks._changing import NEVER, Arrived, Changes, Rules, Share, split
 
 if TYPE_CHECKING:
     from tidemill import mpi
@@ -27,6 +27,8 @@ __all__ = ["LiveValues", "MissingLinksWarning", "follow"]
 
 Measure = Literal["degrees", "components", "pagerank"]
 
+#: A column that is added to links: their times.
+_TIME = "__time"
 #: What the values of `op` may be.
 _ADDED, _REMOVED = ("add", "+", "insert"), ("remove", "-", "delete")
 
@@ -41,9 +43,11 @@ def follow(
     target: str = "target",
     *,
     op: str | None = None,
+    weights: str | None = None,
     start: Network | None = None,
     every: Duration | None = None,
     on: IntoExpr | None = None,
+    lifetime: Duration | None = None,
     measures: Iterable[Measure] = ("degrees", "components", "pagerank"),
     directed: bool = True,
     duplicates: Literal["keep", "first"] = "keep",
@@ -72,21 +76,31 @@ def follow(
     op : str, optional
         Column that says what happens: the string ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
         ``"delete"``), or an integer, by which the number of such links changes. By default all links come.
+    weights : str, optional
+        Column with the weights of links that come, not negative: PageRank follows links in proportion to them. Those of
+        parallel links add up; that of a removal is not looked at, as it takes away a link with its weight. So a link
+        whose weight changes is removed, and added again.
     start : Network, optional
-        A network that is there already, the same on every worker: its links come with the first window. Its ids are like
-        those of `links`; nodes without links are not followed. A job that goes on from a checkpoint has it in there.
+        A network that is there already, the same on every worker: its links come with the first window, with `weights`
+        those of the network, or 1. Its ids are like those of `links`; nodes without links are not followed. A job that goes
+        on from a checkpoint has it in there.
     every : str, number of seconds or timedelta, optional
         Length of a window in event time, for example ``"1s"``; windows without any rows are left out. By default a
         window has the rows from one checkpoint to the next, and the last one those up to the stream's end. The order of
         rows within a window makes no difference.
     on : str or Expr, optional
         The time of a row, for `every`.
+    lifetime : str, number of seconds or timedelta, optional
+        How long after its time a link goes by itself, unless it is removed before: of the links that came, those are there
+        at the end of a window that are younger. As windows without rows are left out, it goes with the next window that
+        has some. Those of `start` stay until they are removed.
     measures : iterable of {"degrees", "components", "pagerank"}, optional
         What is followed; degrees always are.
     directed : bool, default=True
         Whether links lead from their source to their target only, for degrees and PageRank.
     duplicates : {"keep", "first"}, default="keep"
-        Of several links from one node to another count all, or one. A removal takes away one of them in either case.
+        Of several links from one node to another count all, or one. A removal takes away one of them in either case, with
+        `lifetime` the first to go, and of several of these that of the least weight.
     self_loops : {"keep", "drop", "raise"}, default="keep"
         What becomes of links from a node to itself.
     missing : {"raise", "warn", "ignore"}, default="raise"
@@ -114,7 +128,8 @@ def follow(
     DataSet
         A stream with the columns ``round`` (int64: number of the window, from 0), ``end`` (timestamp: its end; null
         without `every`), ``node``, ``in_degree`` and ``out_degree`` (int64), or ``degree`` if undirected (loops count
-        twice), ``component`` (the least id in the node's component, of the type of ids) and ``score`` (float64). A node
+        twice), with `weights` also ``in_strength`` and ``out_strength``, or ``strength`` (float64: the same of weights),
+        ``component`` (the least id in the node's component, of the type of ids) and ``score`` (float64). A node
         that has lost its last link has a last row with degree 0, and null for the others.
 
     Raises
@@ -122,7 +137,7 @@ def follow(
     DataSetError
         If `links` is a table, for columns that there are not or that have other types, and for options that do not
         fit. The job fails with it on every worker, with the link, for the removal of a link that is not there, for a
-        loop with ``self_loops="raise"``, and for a null.
+        loop with ``self_loops="raise"``, for a weight that is negative or not finite, and for a null.
 
     Warns
     -----
@@ -136,7 +151,8 @@ def follow(
 
     A change costs little more than a search for degrees, a pass over the labels of nodes if it joins components, and for
     PageRank the links of nodes whose scores move. A removal looks again at all links of the components that lost one,
-    and a checkpoint saves the whole network.
+    and a checkpoint saves the whole network. With `weights` or `lifetime`, links are kept one by one, and each window looks
+    at all of them.
 
     Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
 
@@ -153,6 +169,7 @@ def follow(
     >>> nodes["c"]["component"], "a" in nodes, nodes.round
     ('b', False, 1)
     """
+    from tidemill.dataset._expr import col
     from tidemill.stream._windows import tumbling, window
 
     if not links._native.is_stream():
@@ -177,16 +194,46 @@ def follow(
         raise DataSetError(
             "follow: every= is a length of event time, and on= is the column that has it; pass both, or neither"
         )
-    is_text, signed = _checked(links.schema, source, target, op)
+    if weights is not None and duplicates == "first":
+        raise DataSetError(
+            "follow: of several links with weights all count, and their weights add up: pass duplicates='keep'"
+        )
+    lifetime_us = None if lifetime is None else micros(lifetime, "lifetime")
+    if lifetime_us is not None:
+        if on is None:
+            raise DataSetError("follow: lifetime= is a length of event time: pass every= and on=, too")
+        if lifetime_us <= 0:
+            raise DataSetError(f"follow: lifetime={lifetime!r} is not positive")
+        links = links.with_columns(**{_TIME: col(on) if isinstance(on, str) else on})
+    is_text, signed = _checked(links.schema, source, target, op, weights)
     if start is not None:
         _check_start(start, is_text, directed)
-    rules = Rules(directed, duplicates == "keep", "components" in wanted, "pagerank" in wanted, alpha, tol, is_text)
+    rules = Rules(
+        directed,
+        duplicates == "keep",
+        "components" in wanted,
+        "pagerank" in wanted,
+        alpha,
+        tol,
+        is_text,
+        weighted=weights is not None,
+        apart=weights is not None or lifetime is not None,
+    )
     step = _Step(
-        rules, (source, target, op, signed), (self_loops, missing), (normalized, changed_only, min_change), root, start
+        rules,
+        (source, target, op, signed),
+        weights,
+        lifetime_us,
+        (self_loops, missing),
+        (normalized, changed_only, min_change),
+        root,
+        start,
     )
     id_type = "string" if is_text else "int64"
     schema = {"round": "int64", "end": "timestamp[us]", "node": id_type}
     schema |= dict.fromkeys(("in_degree", "out_degree") if directed else ("degree",), "int64")
+    if weights is not None:
+        schema |= dict.fromkeys(("in_strength", "out_strength") if directed else ("strength",), "float64")
     schema |= {"component": id_type} if rules.components else {}
     schema |= {"score": "float64"} if rules.pagerank else {}
     return links.bsp(
@@ -199,10 +246,12 @@ def follow(
     )
 
 
-def _checked(schema: dict[str, str], source: str, target: str, op: str | None) -> tuple[bool, bool]:
+def _checked(
+    schema: dict[str, str], source: str, target: str, op: str | None, weights: str | None
+) -> tuple[bool, bool]:
     """Return whether ids are strings, and whether changes are numbers."""
-    for column in (source, target, *([] if op is None else [op])):
-        if column not in schema:
+    for column in (source, target, op, weights):
+        if column is not None and column not in schema:
             raise DataSetError(f"follow: there is no column {column!r}; there are {', '.join(map(repr, schema))}")
 
     def kind(column: str) -> str | None:
@@ -220,6 +269,8 @@ def _checked(schema: dict[str, str], source: str, target: str, op: str | None) -
         raise DataSetError(
             f"follow: {op!r} is {schema[op]}; it says 'add' or 'remove', or by how many links there are more"
         )
+    if weights is not None and kind(weights) != "int" and not schema[weights].startswith("Float"):
+        raise DataSetError(f"follow: {weights!r} is {schema[weights]}, and weights are numbers: cast it")
     return ends[0] == "text", op is not None and kind(op) == "int"
 
 
@@ -244,12 +295,14 @@ class _Step:
         self,
         rules: Rules,
         columns: tuple[str, str, str | None, bool],
+        weights: str | None,
+        lifetime_us: int | None,
         refused: tuple[str, str],
         told: tuple[bool, bool, float],
         root: int | None,
         start: Network | None,
     ) -> None:
-        self._start = start
+        self._start, self._weights, self._lifetime_us = start, weights, lifetime_us
         self._rules, self._columns, self._refused, self._root = rules, columns, refused, root
         self._normalized, self._changed_only, self._min_change = told
 
@@ -263,15 +316,15 @@ class _Step:
                 f"the checkpoint is of a network that was followed by other rules, {share.rules}, than {self._rules}"
             )
         number = share.round
-        changes = self._taken(rows)
+        arrived = self._taken(rows)
         if is_first and self._start is not None:
-            begun = self._begun(self._start, context.copy, context.copies)
-            changes = tuple(map(np.concatenate, zip(begun, changes, strict=True)))  # type: ignore[assignment]
-        done = share.apply(comm, *halves(*changes, self._rules.directed))
+            arrived = arrived.after(self._begun(self._start, context.copy, context.copies))
+        end = np.datetime64("NaT", "us") if context.window_end is None else np.datetime64(context.window_end, "us")
+        # NaT is before all times, so that nothing goes.
+        done = share.apply(comm, arrived, int(end.astype(np.int64)))
         if done.missing:
             self._lacking(comm, done)
         made = self._told(share, done)
-        end = np.datetime64("NaT", "us") if context.window_end is None else np.datetime64(context.window_end, "us")
         columns = {"round": np.full(len(made["node"]), number), "end": np.full(len(made["node"]), end), **made}
         if self._root is not None and comm.size > 1:
             every = comm.gather(columns, root=self._root % comm.size)
@@ -281,8 +334,8 @@ class _Step:
             columns = {name: joined([part[name] for part in every]) for name in columns}
         return Table.from_numpy(columns) if len(columns["node"]) else None
 
-    def _taken(self, rows: Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-        """Return the ends of links, and how many of each come (go, if negative)."""
+    def _taken(self, rows: Table) -> Arrived:
+        """Return the links that come and go."""
         source, target, op, signed = self._columns
         arrays = rows.to_numpy()
         kind = object if self._rules.is_text else np.int64
@@ -301,26 +354,42 @@ class _Step:
                 at = int((~(added | removed)).argmax())
                 raise DataSetError(f"column {op!r} has {values[at]!r}, and it says 'add' or 'remove'")
             changes = np.where(removed, -1, 1)
-        return self._without_loops(sources, targets, changes)
+        ends = np.full(len(sources), NEVER)
+        if self._lifetime_us is not None:
+            ends = arrays[_TIME].astype("datetime64[us]").astype(np.int64) + self._lifetime_us
+        weights = np.ones(len(sources))
+        if self._weights is not None:
+            weights = np.where(changes > 0, arrays[self._weights], 0).astype(np.float64)
+        return self._accepted(Arrived(sources, targets, changes, ends, weights))
 
-    def _begun(self, network: Network, copy: int, copies: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-        """Return this copy's share of the links to start from, as of `_taken`."""
+    def _begun(self, network: Network, copy: int, copies: int) -> Arrived:
+        """Return this copy's share of the links to start from."""
         sources, targets = network.sources, network.targets
         # The rows of an undirected network have each link in both directions.
         kept = np.arange(len(targets)) if network.directed else np.flatnonzero(sources <= targets)
         kept = kept[copy::copies]
         ids = network.ids.astype(object if self._rules.is_text else np.int64)
-        return self._without_loops(ids[sources[kept]], ids[targets[kept]], np.ones(len(kept), np.int64))
+        weights = np.ones(len(kept))
+        if self._rules.weighted and network.weights is not None:
+            weights = network.weights[kept]
+        ones, ends = np.ones(len(kept), np.int64), np.full(len(kept), NEVER)
+        return self._accepted(Arrived(ids[sources[kept]], ids[targets[kept]], ones, ends, weights))
 
-    def _without_loops(
-        self, sources: NDArray[Any], targets: NDArray[Any], changes: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-        if self._refused[0] != "keep" and (loops := sources == targets).any():
+    def _accepted(self, arrived: Arrived) -> Arrived:
+        """Check weights, and deal with loops."""
+        if self._rules.weighted and not (fits := (arrived.weights >= 0) & (arrived.weights < np.inf)).all():
+            at = int((~fits).argmax())
+            source, target = arrived.sources[at : at + 1].tolist()[0], arrived.targets[at : at + 1].tolist()[0]
+            raise DataSetError(
+                f"the link from {source!r} to {target!r} has the weight {arrived.weights[at]}, and weights are finite and not "
+                "negative; leave such rows out"
+            )
+        if self._refused[0] != "keep" and (loops := arrived.sources == arrived.targets).any():
             if self._refused[0] == "raise":
-                node = sources[loops].tolist()[0]
+                node = arrived.sources[loops].tolist()[0]
                 raise DataSetError(f"a link leads from {node!r} to itself: follow with self_loops='drop'")
-            sources, targets, changes = sources[~loops], targets[~loops], changes[~loops]
-        return sources, targets, changes
+            arrived = arrived.where(~loops)
+        return arrived
 
     def _lacking(self, comm: mpi.Intracomm, done: Changes) -> None:
         assert done.first is not None
@@ -368,6 +437,10 @@ class _Step:
             made |= {"in_degree": joined(share.incoming), "out_degree": joined(share.outgoing)}
         else:
             made["degree"] = joined(share.outgoing + share.loops)
+        if rules.weighted and rules.directed:
+            made |= {"in_strength": joined(share.entering), "out_strength": joined(share.leaving)}
+        elif rules.weighted:
+            made["strength"] = joined(share.leaving + share.looping)
         if rules.components:
             made["component"] = nulls(share.names)
         if rules.pagerank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import tidemill as tm
 from standing import run
 
 Row = dict[str, Any]
-Link = tuple[Any, Any]
+#: Two ends, and perhaps a weight.
+Link = tuple[Any, ...]
 
 
 def history(seed: int, directed: bool, text: bool, windows: int = 8) -> tuple[list[Row], list[list[Link]]]:
@@ -38,6 +40,58 @@ def history(seed: int, directed: bool, text: bool, windows: int = 8) -> tuple[li
             rows.append({"from": link[0], "to": link[1], "op": op, "s": window})
         after.append(list(present))
     return rows, after
+
+
+def aging(seed: int, directed: bool, lifetime: float | None, windows: int = 8) -> tuple[list[Row], list[list[Link]]]:
+    """As `history`, with weights, and links that go after `lifetime` seconds: of those between two nodes the oldest, and lightest, first."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    rows: list[Row] = []
+    present: list[tuple[float, float, Link]] = []
+    after = []
+
+    def joins(link: Link, other: Link) -> bool:
+        return link == other or (not directed and link == other[::-1])
+
+    for window in range(windows):
+        leaving: list[Link] = []
+        for _ in range(40):
+            time = window + dice.randrange(1000) / 1000
+            row: Row = {"ms": round(1000 * time), "weight": None, "op": "remove"}
+            staying = [link for _, _, link in present if sum(joins(link, gone) for gone in leaving) == 0]
+            if staying and dice.random() < 0.4:
+                leaving.append(dice.choice(staying))
+                link = leaving[-1] if directed or dice.random() < 0.5 else leaving[-1][::-1]
+            else:
+                link = dice.randrange(25), dice.randrange(25)
+                row |= {"weight": dice.choice([0.0, 0.5, 1.0, 2.25, 1000.0]), "op": "add"}
+                end = float("inf") if lifetime is None else row["ms"] / 1000 + lifetime
+                present.append((end, row["weight"], link))
+            rows.append({"from": link[0], "to": link[1], **row})
+        for gone in leaving:
+            present.remove(min(one for one in present if joins(one[2], gone)))
+        present = [one for one in present if one[0] > window + 1]
+        after.append([(*link, weight) for _, weight, link in present])
+    return sorted(rows, key=lambda row: row["ms"]), after
+
+
+def aging_stream(rows: list[Row], **options: Any) -> tm.DataSet:
+    table = tm.from_dict({name: [row[name] for row in rows] for name in rows[0]})
+    table = table.select("from", "to", "op", "weight", at=tm.col("ms").cast("timestamp[ms]"))
+    return tm.stream.from_table(table.collect(), time="at", **options)
+
+
+def followed_aging(rows: list[Row], **options: Any) -> tm.DataSet:
+    exact: dict[str, Any] = {
+        "tol": 1e-7,
+        "min_change": 1e-6,
+        "op": "op",
+        "every": "1s",
+        "on": "at",
+        "weights": "weight",
+    }
+    pace = {"rows_per_s": options.pop("rows_per_s", 0)}
+    return tm.networks.follow(aging_stream(rows, **pace), "from", "to", **exact | options)
 
 
 def stream(rows: list[Row], **options: Any) -> tm.DataSet:
@@ -81,7 +135,9 @@ def check(found: list[Row], after: list[list[Link]], directed: bool, duplicates:
                 is_there = row["score"] is not None
                 assert is_there == (row["component"] is not None)
                 values[row["node"]] = row
-        graph = kinds.get((directed, several), nx.Graph)(links)
+        graph = kinds.get((directed, several), nx.Graph)()
+        for link in links:
+            graph.add_edge(*link[:2], weight=link[2] if len(link) > 2 else 1)
         assert {node for node, row in values.items() if row["score"] is not None} == set(graph), window
         scores = nx.pagerank(graph, tol=1e-13, max_iter=1000) if len(graph) else {}
         for members in nx.weakly_connected_components(graph) if directed else nx.connected_components(graph):
@@ -93,6 +149,50 @@ def check(found: list[Row], after: list[list[Link]], directed: bool, duplicates:
                 assert (row["in_degree"], row["out_degree"]) == (graph.in_degree(node), graph.out_degree(node))
             else:
                 assert row["degree"] == graph.degree(node)
+            if "strength" in row:
+                assert row["strength"] == pytest.approx(graph.degree(node, weight="weight"), rel=1e-12)
+            elif "in_strength" in row:
+                strengths = graph.in_degree(node, weight="weight"), graph.out_degree(node, weight="weight")
+                assert (row["in_strength"], row["out_strength"]) == pytest.approx(strengths, rel=1e-12)
+
+
+@pytest.mark.parametrize("lifetime", [None, 1.5])
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_weights_and_lifetimes(copies: int, directed: bool, lifetime: float | None) -> None:
+    """A node that loses its last link by itself leaves; a weight of 0 leads nowhere; removals take the first to go."""
+    rows, after = aging(20 + copies, directed, lifetime)
+    found = written(followed_aging(rows, directed=directed, lifetime=lifetime, parallelism=copies))
+    check(found, after, directed, "keep")
+    if lifetime is not None:
+        assert any(row["score"] is None for row in found), "no node has left"
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "first"])
+def test_lifetimes_without_weights(duplicates: str) -> None:
+    """A link that comes again before it goes is there without a break."""
+    rows, after = aging(31, True, 2.0)
+    # Of links between the same nodes that go at the same time another may have been removed: they have no weights here.
+    found = written(followed_aging(rows, weights=None, lifetime="2s", duplicates=duplicates, parallelism=2))
+    check(found, [[link[:2] for link in links] for links in after], True, duplicates)
+
+
+def test_weights_to_start_from() -> None:
+    """They count; and links of the network stay."""
+    begun = tm.networks.read(([1, 1], [2, 3], [3.0, 1.0]))
+    rows = [{"from": 2, "to": 3, "op": "add", "weight": 2.0, "ms": 500}]
+    rows += [{"from": 9, "to": 1, "op": "add", "weight": 1.0, "ms": 8500}]
+    found = written(followed_aging(rows, start=begun, lifetime="1s"))
+    check(found, [[(1, 2, 3.0), (1, 3, 1.0), (2, 3, 2.0)], [(1, 2, 3.0), (1, 3, 1.0), (9, 1, 1.0)]], True, "keep")
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), None])
+def test_weights_that_do_not_fit(weight: float | None) -> None:
+    rows = [{"from": 1, "to": 2, "op": "add", "weight": 1.0, "ms": 0}]
+    rows += [{"from": 2, "to": 3, "op": "add", "weight": weight, "ms": 0}]
+    for copies in (1, 2):
+        with pytest.raises(tm.DataSetError, match=r"the link from 2 to 3 has the weight (-1.0|inf|nan)"):
+            written(followed_aging(rows, parallelism=copies))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +292,11 @@ def test_loops() -> None:
         ({"missing": "no"}, "missing is 'raise', 'warn' or 'ignore', not 'no'"),
         ({"alpha": 1.0}, "alpha is from 0 to below 1"),
         ({"every": "1s"}, "pass both, or neither"),
+        ({"weights": "x"}, "there is no column 'x'"),
+        ({"weights": "op"}, "'op' is Utf8.*, and weights are numbers"),
+        ({"weights": "from", "duplicates": "first"}, "pass duplicates='keep'"),
+        ({"lifetime": "1s"}, "pass every= and on=, too"),
+        ({"lifetime": 0, "every": "1s", "on": "at"}, "lifetime=0 is not positive"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
@@ -216,11 +321,17 @@ def test_newest_values() -> None:
         nodes["x"]
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("copies", [(2, 2), (3, 2), (1, 3)])
-def test_a_job_that_goes_on(tmp_path: Path, copies: tuple[int, int]) -> None:
+def test_a_job_that_goes_on(tmp_path: Path, copies: tuple[int, int], weighted: bool) -> None:
     """With as many copies the rows are the same to the bit; with others the values are those of networkx."""
-    rows, after = history(5, True, True, windows=10)
-    calm = written(followed(rows, parallelism=copies[0]))
+    if weighted:
+        rows, after = aging(6, True, 3.0, windows=10)
+        follow: Any = functools.partial(followed_aging, rows, lifetime="3s")
+    else:
+        rows, after = history(5, True, True, windows=10)
+        follow = functools.partial(followed, rows)
+    calm = written(follow(parallelism=copies[0]))
     found: list[Row] = []
 
     def take(table: tm.Table) -> None:
@@ -229,7 +340,7 @@ def test_a_job_that_goes_on(tmp_path: Path, copies: tuple[int, int]) -> None:
             raise RuntimeError("the disk is full")
 
     def write(parallelism: int, pace: int) -> None:
-        made = followed(rows, parallelism=parallelism, rows_per_s=pace)
+        made = follow(parallelism=parallelism, rows_per_s=pace)
         made.write_stream(take, checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"))
 
     failed: list[bool] = []
