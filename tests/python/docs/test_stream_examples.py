@@ -331,8 +331,8 @@ def test_a_table_that_grows(tmp_path: Path) -> None:
         job = launched.start(*follow)
         launched.wait_until(lambda: job.poll() is not None or len(by_hour(path, "sales")) >= hours, f"{hours} hours")
         assert job.poll() is None, job.communicate()
-        # Rows may be there before the stream has first said that it runs.
-        launched.wait_until(lambda: launched.run("stop", "sales").returncode == 0, "a stream to stop")
+        stopped = launched.run("stop", "sales")
+        assert stopped.returncode == 0, stopped.stderr.decode()
         _, err = job.communicate(timeout=launched.PATIENCE_S)
         assert job.returncode == 0, err.decode()
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import launched
 import pytest
+import standing
 import standing_job
+import tidemill as tm
 from tidemill._streaming import status as _status
 from tidemill.apps import stop
 
@@ -67,6 +69,34 @@ def test_a_stream_that_is_stopped(tmp_path: Path, env: dict[str, str], jobs: lis
         before = len(numbers)
     left = list((tmp_path / f"tidemill-{os.getuid()}" / "streams").iterdir())
     assert len(left) == 2 and {file.suffix for file in left} == {".stopped"}
+
+
+def ask_at_the_first_row(folder: str) -> tuple[list[dict[str, Any]], int]:
+    """On every worker: what is known of the stream when its first row is there, and how many rows come until it has
+    stopped, as its first row asks for.
+    """
+    known: list[dict[str, Any]] = []
+    rows = 0
+
+    def ask(table: tm.Table) -> None:
+        nonlocal rows
+        rows += len(table)
+        if not known:
+            known.extend(job for job in _status.jobs() if job["job"] == "known at once")
+            _status.stopping(known[0])[0].touch()
+
+    stream = tm.stream.from_generator(300, splits=1).select("number")
+    stream.write_stream(ask, name="known at once", checkpoint=tm.stream.Checkpoint(folder, interval="1h"))
+    return known, rows
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_is_known_before_its_first_row(tmp_path: Path, workers: int) -> None:
+    """Nobody who sees a row is told that no such stream runs; and it stops although it has no checkpoint yet."""
+    found = standing.run(ask_at_the_first_row, str(tmp_path), workers=workers)
+    assert sum(rows for _, rows in found) > 0
+    for known, rows in found:
+        assert rows == 0 or [(job["worker"], job["durable"]) for job in known] == [(n, 0) for n in range(workers)]
 
 
 def test_several_that_ask_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,17 @@ use tidemill_stream::LateRows;
 use super::bsp::collective_waits;
 use super::stream::described_by;
 
-/// The status file of a worker, which `tidemill top` reads. Worker 0's file also contains the status of all others: the
-/// first line is its own, and each further line is that of another worker. A killed worker leaves its file behind, so
-/// readers check whether its process exists, and when it last wrote. `tidemill stop` creates an empty file next to it
-/// to ask worker 0 for a last checkpoint; the file is renamed when the job has stopped. Other files request moves of
-/// keys (`requests`).
+/// The status file of a worker, which `tidemill top` reads. It is there before the run begins, without figures: whoever
+/// sees a row of the stream finds the stream. Worker 0's file also contains the status of all others: the first line is
+/// its own, and each further line is that of another worker. A killed worker leaves its file behind, so readers check
+/// whether its process exists, and when it last wrote. `tidemill stop` creates an empty file next to it to ask worker 0
+/// for a last checkpoint; the file is renamed when the job has stopped. Other files request moves of keys (`requests`).
 pub(super) struct StatusFile {
     /// `None` if there is no place for it.
     file: Option<PathBuf>,
-    /// Describes the worker.
-    about: Value,
+    /// Describes the worker, with the figures of a run that has not begun.
+    begin: Value,
     timer: LookTimer,
-    /// The checkpoint interval, if there are checkpoints.
-    every_checkpoint: Option<Duration>,
 }
 
 impl StatusFile {
@@ -38,10 +36,37 @@ impl StatusFile {
         every_checkpoint: Option<Duration>,
     ) -> PyResult<Self> {
         let timer = LookTimer::new(Self::EVERY.max(Self::EVERY_WORKER * workers));
-        let status = StatusFile { file, about: described_by(about)?, timer, every_checkpoint };
+        let mut begin = described_by(about)?;
+        begin["durable"] = json!(every_checkpoint.map(|_| 0));
+        begin["every_s"] = json!(every_checkpoint.map(|every| every.as_secs_f64()));
+        begin["checkpoint"] = Value::Null;
+        for figures in ["edges", "steps", "sources", "late", "untimed", "skipped", "collectives"] {
+            begin[figures] = json!([]);
+        }
+        begin["spilled_bytes"] = json!(0);
+        let status = StatusFile { file, begin, timer };
         // Left over from a process with the same process ID.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
+        status.write(status.now().to_string().into_bytes());
         Ok(status)
+    }
+
+    /// The status at the start, with the time.
+    fn now(&self) -> Value {
+        let mut status = self.begin.clone();
+        status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
+        // Readers on this machine use the uptime to compute the age, because the machine's clock may be set meanwhile.
+        let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+        status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
+        status
+    }
+
+    /// The job itself does not need the file, so errors are ignored.
+    fn write(&self, lines: Vec<u8>) {
+        if let Some(file) = &self.file {
+            let new = file.with_extension("new");
+            drop(std::fs::write(&new, lines).and_then(|()| std::fs::rename(&new, file)));
+        }
     }
 
     /// The file that requests a stop, and the one that says that the job has stopped.
@@ -49,7 +74,7 @@ impl StatusFile {
         self.file.as_ref().map(|file| ["stop", "stopped"].map(|name| file.with_extension(name)))
     }
 
-    /// Writes the status now and then. The job itself does not need it, so errors are ignored.
+    /// Writes the status now and then, and tells it to worker 0.
     pub(super) fn tell(&mut self, run: &RunProgress, late: &LateRows, spilled_bytes: u64, controller: &RunController) {
         if !self.timer.is_due() {
             return;
@@ -60,13 +85,8 @@ impl StatusFile {
             edge.bucket_bytes.clear();
             edge.bucket_work_ns.clear();
         });
-        let mut status = self.about.clone();
-        status["at_s"] = json!(SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64()));
-        // Readers on this machine use the uptime to compute the age, because the machine's clock may be set meanwhile.
-        let up = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-        status["up_s"] = json!(up.split(' ').next().and_then(|text| text.parse::<f64>().ok()));
+        let mut status = self.now();
         status["durable"] = json!(run.durable());
-        status["every_s"] = json!(self.every_checkpoint.map(|every| every.as_secs_f64()));
         let checkpoint = run.checkpoint();
         status["checkpoint"] = json!(checkpoint.map(
             |made| json!({"at_s": made.at_ms as f64 / 1e3, "bytes": made.bytes, "took_s": made.took_ms as f64 / 1e3})
@@ -89,17 +109,14 @@ impl StatusFile {
             status["cluster"] = json!(controller.report());
         }
         let status = status.to_string();
-        if let Some(file) = &self.file {
-            let mut lines = status.clone().into_bytes();
-            for WorkerStatus { worker, status, age, over } in run.statuses() {
-                let age_s = age.as_secs_f64();
-                // Passed on without parsing.
-                let head = format!("\n{{\"worker\":{worker},\"age_s\":{age_s:.3},\"over\":{over},\"status\":");
-                lines.extend([head.as_bytes(), status.as_slice(), b"}".as_slice()].concat());
-            }
-            let new = file.with_extension("new");
-            drop(std::fs::write(&new, lines).and_then(|()| std::fs::rename(&new, file)));
+        let mut lines = status.clone().into_bytes();
+        for WorkerStatus { worker, status, age, over } in run.statuses() {
+            let age_s = age.as_secs_f64();
+            // Passed on without parsing.
+            let head = format!("\n{{\"worker\":{worker},\"age_s\":{age_s:.3},\"over\":{over},\"status\":");
+            lines.extend([head.as_bytes(), status.as_slice(), b"}".as_slice()].concat());
         }
+        self.write(lines);
         run.tell_status(status.into_bytes());
     }
 
