@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
 from tidemill._tables.engine import copies, engine
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.report import RowReport, remember
-from tidemill._tidemill import NativeDataSet, explain_stream, write_stream
+from tidemill._tidemill import NativeDataSet, NativeStreamJob, explain_stream
 
 __all__ = ["explain", "run", "run_plainly"]
 
@@ -67,10 +68,7 @@ def run(
         raise DataSetError("drop_state= needs checkpoint=: it drops state that a checkpoint holds")
     late_sinks = _late_sinks(late_output)
     settings = as_checkpoint(checkpoint)
-    place: dict[str, Any] | None = None
-    if settings is not None:
-        place = settings._native(at_most_once=guarantee == "at_most_once", drop_state=dropped)
-    given = "None" if place is None else "given"
+    given = "None" if settings is None else "given"
     of = f"of {len(queries)}"
     _workers.check_alike(
         call,
@@ -82,6 +80,17 @@ def run(
         drop_state=repr(dropped),
         controller=repr(acting),
     )
+    outputs = [(query, native_sink(sink), sink_name(sink)) for query, sink in queries]
+    late_outputs = [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None
+
+    def make() -> NativeStreamJob:
+        place = None
+        if settings is not None:
+            place = settings._native(at_most_once=guarantee == "at_most_once", drop_state=dropped)
+        checks = partial(look_at_sinks, loops=allow_loops)
+        return NativeStreamJob(engine(), outputs, name, place, guarantee, late_outputs, checks)
+
+    job = _workers.made_by_all(make)
     # Messages are shown only for worker 0.
     is_first = init().rank == 0
     asked = stop_when if is_first else None
@@ -90,20 +99,8 @@ def run(
         watching = _scale.answering(watching)
     status = _status.place(name, init().comm)
     with _figures(json.loads(status[1])["job_id"]):
-        report, count, first, late = write_stream(
-            engine(),
-            init().comm,
-            [(query, native_sink(sink), sink_name(sink)) for query, sink in queries],
-            name,
-            place,
-            asked,
-            status,
-            guarantee,
-            watching,
-            [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None,
-            lambda described: look_at_sinks(described, loops=allow_loops),
-            _log.tell,
-            acting._native(),
+        report, count, first, late = job.run(
+            engine(), init().comm, asked, status, watching, _log.tell, acting._native()
         )
     skipped, first = _workers.total_bad_records(count, first)
     late_rows, untimed_rows, skipped_rows = _late.total(late)

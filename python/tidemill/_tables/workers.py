@@ -26,6 +26,7 @@ __all__ = [
     "comm",
     "differing",
     "from_first",
+    "made_by_all",
     "reading",
     "report_bad_rows",
     "total_bad_records",
@@ -71,6 +72,15 @@ def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) ->
 
     found: T = job.comm.bcast(fail_together(job.comm, made, lambda said, _: DataSetError(said), says=says))
     return found
+
+
+def made_by_all(make: Callable[[], T]) -> T:
+    """Return this worker's result; if `make` fails on some worker, all raise its error, which says which one. Collective."""
+
+    def error(said: str, rank: int | None) -> DataSetError:
+        return DataSetError(said if rank is None else f"{said} (on worker {rank})")
+
+    return fail_together(init().comm, make, error)
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:

@@ -24,7 +24,7 @@ from tidemill._streaming import status as _status
 from tidemill._streaming.sinks import native_sink
 from tidemill._tables.engine import new_engine
 from tidemill._tables.table import Table
-from tidemill._tidemill import NativeTable, write_stream
+from tidemill._tidemill import NativeStreamJob, NativeTable
 from tidemill.dataset import DataSet, coalesce, col, lit
 from tidemill.dataset._map import map_tables
 from tidemill.series._read import Columns, SeriesError, find_columns, plain_id
@@ -185,18 +185,11 @@ class StreamTail:
         job = init()
         try:
             # A separate engine whose only worker is this one.
-            write_stream(
-                new_engine(job, threads=1, workers=1),
-                job._self,
-                [(self._windows._native, native_sink(self._come), "series")],
-                "series",
-                None,
-                self._look,
-                _status.place("series", job._self),
-                None,
-                None,
-                [(None, native_sink(self._come_late), "late rows of series")],
-            )
+            engine = new_engine(job, threads=1, workers=1)
+            outputs = [(self._windows._native, native_sink(self._come), "series")]
+            late = [(None, native_sink(self._come_late), "late rows of series")]
+            stream = NativeStreamJob(engine, outputs, "series", late=late)
+            stream.run(engine, job._self, self._look, _status.place("series", job._self))
         except _Closed:
             pass
         except Exception as error:

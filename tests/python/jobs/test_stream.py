@@ -659,6 +659,36 @@ def test_what_needs_all_rows_is_refused_on_a_stream_and_not_offered(tmp_path: Pa
             pytest.fail(f"{name} gave {found}")
 
 
+def run_beside_a_file(folder: Path) -> list[str]:
+    """Worker 1 has a file where its checkpoints or rows would be."""
+    place = folder / str(tm.init().rank)
+    if tm.init().rank == 1:
+        place.touch()
+    stream = tm.stream.from_generator(300).select("number")
+    graph = tm.Graph("numbers")
+    source = graph.source("source", lambda out, context: out.send(1), parallelism=1)
+    graph.connect(
+        source, graph.sink("sink", lambda number, context: None, parallelism=1, each=True), tm.exchange.gather()
+    )
+    said = []
+    runs: list[Callable[[], object]] = [
+        lambda: stream.write_stream(print, checkpoint=place),
+        lambda: graph.run(checkpoint=place),
+    ]
+    for run in runs:
+        try:
+            run()
+        except (tm.DataSetError, tm.GraphError) as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_place_that_one_worker_lacks(tmp_path: Path) -> None:
+    """All workers raise, and say which one: otherwise the others would wait for it."""
+    said = f"{tmp_path / '1'}: it is a file, but must be a folder (on worker 1)"
+    assert standing.run(run_beside_a_file, tmp_path, workers=3) == [[said, said]] * 3
+
+
 def _fails(row: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("oh no")
 

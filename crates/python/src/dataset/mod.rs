@@ -43,7 +43,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(stream::stream_of_table, m)?)?;
     m.add_function(wrap_pyfunction!(source::stream_of_function, m)?)?;
     m.add_function(wrap_pyfunction!(stream::window_of, m)?)?;
-    m.add_function(wrap_pyfunction!(stream::write_stream, m)?)?;
+    m.add_class::<stream::NativeStreamJob>()?;
     m.add_function(wrap_pyfunction!(stream::explain_stream, m)?)?;
     m.add_class::<process::NativeKeyedEngine>()?;
     m.add_class::<running::NativeRunning>()?;

@@ -27,10 +27,10 @@ pub(super) struct DroppedRows {
 }
 
 impl DroppedRows {
-    /// Counts from now on: drops of previous runs are not reported again.
-    pub(super) fn new(engine: &QueryEngine) -> Self {
+    /// Counts from now on: drops of previous runs are not reported again. The job counts its `late` rows itself.
+    pub(super) fn new(engine: &QueryEngine, late: &Arc<LateRows>) -> Self {
         engine.take_bad_records();
-        let (late, late_told) = Default::default();
+        let (late, late_told) = (Arc::clone(late), BTreeMap::new());
         DroppedRows { count: 0, first: None, late, late_told, timer: LookTimer::after(TELL_INTERVAL) }
     }
 

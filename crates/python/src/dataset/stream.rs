@@ -16,9 +16,9 @@ use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::{DeliveryGuarantee, MakeSink, Sink};
 use tidemill_dataflow::stream::source::{WatermarkOrigin, WatermarkStrategy};
 use tidemill_dataflow::{TaskContext, TaskError};
-use tidemill_dataset::DataSetError;
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
+use tidemill_dataset::{DataSet, DataSetError};
 use tidemill_storage::{ObjectStores, StorageOptions};
 use tidemill_stream::{
     BadTo, LateTo, LookAtSinks, MakeLateSink, StreamJob, StreamSink, StreamSource, WindowRule, ZonedCalendar,
@@ -233,103 +233,125 @@ type Written = (Py<NativeDataSet>, Py<PyAny>, String);
 /// The step that rows are late for (`None`: all windows), a sink for them, and its name.
 type Late = (Option<String>, Py<PyAny>, String);
 
-/// Writes streams, each to its sink, until they end; collective.
-#[pyfunction]
-#[pyo3(signature = (engine, comm, outputs, name, checkpoints = None, stop = None, status = None, guarantee = None, watch = None, late = None, look_at_sinks = None, log = None, controller = None))]
-#[expect(clippy::too_many_arguments, reason = "arguments of a private function")]
-pub fn write_stream<'py>(
-    py: Python<'py>,
-    engine: &QueryEngine,
-    comm: &Comm,
-    outputs: Vec<Written>,
-    name: String,
-    checkpoints: Option<CheckpointOptions>,
-    stop: Option<Py<PyAny>>,
-    status: Option<(Option<PathBuf>, String)>,
-    guarantee: Option<&str>,
-    watch: Option<Py<PyAny>>,
-    late: Option<Vec<Late>>,
-    look_at_sinks: Option<Py<PyAny>>,
-    log: Option<Py<PyAny>>,
-    controller: Option<ControllerOptions>,
-) -> PyResult<Told<'py>> {
-    let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
-        let set = set.get();
-        Ok((set.0.clone(), any_sink(py, engine, sink, sink_name, &set.schema(py)?)?))
-    });
-    let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
-    let late = late.map_or(Ok(LateTo::Nowhere), |late| late_to(py, engine, late))?;
-    let guarantee = guarantee.map(guaranteed).transpose()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
-    let checkpoints = checkpoints.transpose()?;
-    let every = checkpoints.as_ref().map(|settings| settings.interval);
-    let mut overdue = OverdueMonitor::new(every);
-    let mut log = log.map(RunLogger::new);
-    let mut left_out = DroppedRows::new(engine);
-    let job = StreamJob {
-        name,
-        checkpoints,
-        guarantee,
-        late,
-        left_out: Arc::clone(&left_out.late),
-        look_at_sinks: look_at_sinks.map(sinks_seen_by),
-    };
-    let workers = comm.get(py)?.size();
-    let store = job.checkpoints.as_ref().map(|settings| settings.store.clone());
-    let status_file = status.as_ref().and_then(|(file, _)| file.clone());
-    let mut control = RunControl::open(py, engine, controller.as_ref(), store, status_file, comm.get(py)?.rank())?;
-    let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
-    let spilled = engine.engine.governor().spilled_bytes();
-    let mut status = status.transpose()?;
-    let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
-    let mut stopping = false;
-    let report = together_with(py, engine, comm, |workers, look| {
-        tidemill_stream::run(workers, &engine.engine, &outputs, &job, &mut |run| {
-            left_out.look(engine);
-            overdue.look(run);
-            control.look(engine, run);
-            if let Some(status) = &mut status {
-                let spilled_bytes = engine.engine.governor().spilled_bytes() - spilled;
-                status.tell(run, &left_out.late, spilled_bytes, &control.controller);
-                if !stopping && status.is_asked_to_stop(run) {
-                    stopping = true;
-                    run.request(BarrierControl::Stop);
-                }
-            }
-            look(&mut |py| {
-                if let Some(log) = &mut log {
-                    log.look(py, run, &mut control)?;
-                }
-                if let (Some(watch), Some(running)) = (&watch, &running) {
-                    running.get().look(run);
-                    watch.call1(py, (running.clone_ref(py),))?;
-                    running.get().pass_on(run);
-                }
-                if !stopping && let Some(stop) = &stop {
-                    stopping = stop.call0(py)?.is_truthy(py)?;
-                    if stopping {
+/// A job that writes streams, each to its sink. Making one opens what a worker may lack by itself, such as the store of
+/// its checkpoints; running it is collective.
+#[pyclass(frozen, module = "tidemill._tidemill")]
+pub struct NativeStreamJob {
+    job: StreamJob,
+    outputs: Vec<(DataSet, StreamSink)>,
+}
+
+#[pymethods]
+impl NativeStreamJob {
+    /// Not collective: it may fail on one worker alone.
+    #[new]
+    #[pyo3(signature = (engine, outputs, name, checkpoints = None, guarantee = None, late = None, look_at_sinks = None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
+    fn new(
+        py: Python<'_>,
+        engine: &QueryEngine,
+        outputs: Vec<Written>,
+        name: String,
+        checkpoints: Option<CheckpointOptions>,
+        guarantee: Option<&str>,
+        late: Option<Vec<Late>>,
+        look_at_sinks: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let outputs = outputs.into_iter().map(|(set, sink, sink_name)| -> PyResult<_> {
+            let set = set.get();
+            Ok((set.0.clone(), any_sink(py, engine, sink, sink_name, &set.schema(py)?)?))
+        });
+        let outputs = outputs.collect::<PyResult<Vec<_>>>()?;
+        let late = late.map_or(Ok(LateTo::Nowhere), |late| late_to(py, engine, late))?;
+        let guarantee = guarantee.map(guaranteed).transpose()?;
+        let checkpoints = checkpoints.map(|checkpoints| checkpoints.settings(py, engine, guarantee));
+        let job = StreamJob {
+            name,
+            checkpoints: checkpoints.transpose()?,
+            guarantee,
+            late,
+            left_out: Arc::default(),
+            look_at_sinks: look_at_sinks.map(sinks_seen_by),
+        };
+        Ok(NativeStreamJob { job, outputs })
+    }
+
+    /// Runs the job until its streams end; collective, and once.
+    #[pyo3(signature = (engine, comm, stop = None, status = None, watch = None, log = None, controller = None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of a private method")]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        engine: &QueryEngine,
+        comm: &Comm,
+        stop: Option<Py<PyAny>>,
+        status: Option<(Option<PathBuf>, String)>,
+        watch: Option<Py<PyAny>>,
+        log: Option<Py<PyAny>>,
+        controller: Option<ControllerOptions>,
+    ) -> PyResult<Told<'py>> {
+        let NativeStreamJob { job, outputs } = self;
+        let every = job.checkpoints.as_ref().map(|settings| settings.interval);
+        let mut overdue = OverdueMonitor::new(every);
+        let mut log = log.map(RunLogger::new);
+        let mut left_out = DroppedRows::new(engine, &job.left_out);
+        let workers = comm.get(py)?.size();
+        let store = job.checkpoints.as_ref().map(|settings| settings.store.clone());
+        let status_file = status.as_ref().and_then(|(file, _)| file.clone());
+        let mut control = RunControl::open(py, engine, controller.as_ref(), store, status_file, comm.get(py)?.rank())?;
+        let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
+        let spilled = engine.engine.governor().spilled_bytes();
+        let mut status = status.transpose()?;
+        let running = watch.is_some().then(|| Py::new(py, NativeRunning::default())).transpose()?;
+        let mut stopping = false;
+        let report = together_with(py, engine, comm, |workers, look| {
+            tidemill_stream::run(workers, &engine.engine, outputs, job, &mut |run| {
+                left_out.look(engine);
+                overdue.look(run);
+                control.look(engine, run);
+                if let Some(status) = &mut status {
+                    let spilled_bytes = engine.engine.governor().spilled_bytes() - spilled;
+                    status.tell(run, &left_out.late, spilled_bytes, &control.controller);
+                    if !stopping && status.is_asked_to_stop(run) {
+                        stopping = true;
                         run.request(BarrierControl::Stop);
                     }
                 }
-                Ok(())
+                look(&mut |py| {
+                    if let Some(log) = &mut log {
+                        log.look(py, run, &mut control)?;
+                    }
+                    if let (Some(watch), Some(running)) = (&watch, &running) {
+                        running.get().look(run);
+                        watch.call1(py, (running.clone_ref(py),))?;
+                        running.get().pass_on(run);
+                    }
+                    if !stopping && let Some(stop) = &stop {
+                        stopping = stop.call0(py)?.is_truthy(py)?;
+                        if stopping {
+                            run.request(BarrierControl::Stop);
+                        }
+                    }
+                    Ok(())
+                })
             })
-        })
-    });
-    control.close(py);
-    if let Some(log) = &mut log {
-        log.tell(py, None, &mut control)?;
-    }
-    match report {
-        Ok(report) => {
-            if let Some(status) = &mut status {
-                status.has_stopped();
-            }
-            left_out.take(engine);
-            Ok((described(py, &report)?, left_out.count, left_out.first, left_out.late.counts()))
+        });
+        control.close(py);
+        if let Some(log) = &mut log {
+            log.tell(py, None, &mut control)?;
         }
-        Err(error) => {
-            left_out.tell(engine);
-            Err(error)
+        match report {
+            Ok(report) => {
+                if let Some(status) = &mut status {
+                    status.has_stopped();
+                }
+                left_out.take(engine);
+                Ok((described(py, &report)?, left_out.count, left_out.first, left_out.late.counts()))
+            }
+            Err(error) => {
+                left_out.tell(engine);
+                Err(error)
+            }
         }
     }
 }
