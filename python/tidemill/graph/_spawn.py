@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from tidemill._callback import lifted
 from tidemill._group import check_group
 from tidemill._job import entered, group_of, whole
-from tidemill._tidemill import NativeCopy, NativeStreamCopy
+from tidemill._tidemill import NativeTaskCopy
 from tidemill.graph._errors import GraphError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SpawnedGraph(Future["Result"]):
         return super().exception(timeout)
 
 
-def spawn(graph: Graph, copy: NativeCopy | NativeStreamCopy, comm: Intracomm | None) -> SpawnedGraph:
+def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> SpawnedGraph:
     """Run a graph on a thread that ends with the run of `copy`: on this worker alone, or on those of `comm`, all of which
     call this. See `Context.spawn`.
     """

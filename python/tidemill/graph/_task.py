@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill._callback import confine, enter_task
 from tidemill._job import entered, init, whole
 from tidemill._tables.table import Table
-from tidemill._tidemill import NativeCopy, NativeStreamCopy, NativeTable
+from tidemill._tidemill import NativeCopy, NativeStreamCopy, NativeTable, NativeTaskCopy
 from tidemill.graph._errors import GraphError
 from tidemill.graph._messages import decode, encode_one
 from tidemill.graph._rounds import AHEAD_MAX, PortRounds, TaskRun
@@ -218,7 +218,7 @@ class Context:
 
     state: Any
 
-    def __init__(self, copy: NativeCopy | NativeStreamCopy, inputs: Sequence[Input], each: bool) -> None:
+    def __init__(self, copy: NativeTaskCopy, inputs: Sequence[Input], each: bool) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -306,7 +306,7 @@ class Context:
         If a function reads one port to its end before the others, those wait. If both are fed by the same upstream
         task, that task waits, too, and neither ends: use `receive`.
         """
-        if self._each or isinstance(self._copy, NativeStreamCopy):
+        if self._each or not isinstance(self._copy, NativeCopy):
             raise GraphError("with each=True, a function is called with every message, and cannot receive any itself")
         for port in self._inputs:
             port._used = True
@@ -476,7 +476,7 @@ def _reraise() -> None:
         raise error from None
 
 
-def _run(copy: NativeCopy | NativeStreamCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
+def _run(copy: NativeTaskCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
     enter_task(copy.copies, copy.workers)
     depth.value = run.depth
     if not copy.begin(threading.get_ident()):
@@ -489,7 +489,7 @@ def _run(copy: NativeCopy | NativeStreamCopy, body: Callable[[Any], Any], run: T
         copy.end(_told(error), None)
 
 
-def _call(copy: NativeCopy | NativeStreamCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
+def _call(copy: NativeTaskCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
     try:
         value = body(copy)
         run.seconds[copy.copy] = time.thread_time()

@@ -14,9 +14,11 @@ use tidemill_dataset::datafusion::arrow::datatypes::{Field, Schema, SchemaRef};
 use crate::comm::Comm;
 use crate::dataset::GivenSchema;
 
+use super::copy_thread::TaskCopies;
 use super::exchange::NativeExchange;
 use super::function::GraphFunction;
-use super::task_copy::{TaskCopies, factory};
+use super::message::interned;
+use super::task_copy::factory;
 use super::{raised, stream_copy};
 
 /// A worker's host, cores, bytes of memory (0: no limit) and location.
@@ -122,7 +124,7 @@ impl NativeGraph {
 /// All columns are nullable, because functions need not declare which are not.
 fn nullable(schema: &SchemaRef) -> SchemaRef {
     let fields: Vec<Field> = schema.fields().iter().map(|field| Field::clone(field).with_nullable(true)).collect();
-    Arc::new(Schema::new(fields))
+    interned(Arc::new(Schema::new(fields)))
 }
 
 #[pymethods]

@@ -10,6 +10,7 @@ use crate::errors::{cancelled, from_collective, from_net};
 
 mod array_reduction;
 mod build;
+mod copy_thread;
 mod exchange;
 mod function;
 mod message;
@@ -19,6 +20,7 @@ mod task_copy;
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<build::NativeGraph>()?;
+    m.add_class::<copy_thread::NativeTaskCopy>()?;
     m.add_class::<task_copy::NativeCopy>()?;
     m.add_class::<stream_copy::NativeStreamCopy>()?;
     m.add_class::<exchange::NativeExchange>()?;

@@ -1,7 +1,7 @@
 //! Copies of tasks in graphs that make checkpoints: sources that go on from a position, and functions that are called
 //! for every message and keep a state.
 //!
-//! A function runs on a thread of Python's own, as in [`super::task_copy`], but has no ports: the copy is a source or
+//! A function runs on a thread of Python's own, as in [`super::copy_thread`], but has no ports: the copy is a source or
 //! an operator of the engine, which knows barriers, and its thread hands over what the function sends. So a barrier
 //! passes between two messages, and what is saved belongs to it exactly:
 //! - of a source its last position, and how much it has sent since; from there it sends that again, which is left out;
@@ -28,13 +28,12 @@ use tidemill_dataset::datafusion::arrow::datatypes::SchemaRef;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::comm::Comm;
 use crate::dataset::NativeTable;
 use crate::errors::cancelled;
-use crate::wait::{detach, set_given_up};
+use crate::wait::detach;
 
+use super::copy_thread::{CopyThread, NativeTaskCopy, TaskCopies, start_thread};
 use super::function::GraphFunction;
-use super::task_copy::{CopyThread, TaskCopies, start_thread};
 use super::{graph_error, message};
 
 /// Messages that a function may be ahead of its copy.
@@ -131,7 +130,9 @@ impl CopyEnds {
     /// Starts the function's thread; what fails is how it ends.
     fn start(&self, start: &GraphFunction) {
         let copy = NativeStreamCopy(Arc::clone(&self.state));
-        drop(Handle::current().spawn(start_thread(start.clone(), copy, Arc::clone(&self.state.thread))));
+        let (start, state) = (start.clone(), Arc::clone(&self.state));
+        let start = async move { start_thread(start, &state.context, &state.thread, copy).await };
+        drop(Handle::current().spawn(start));
     }
 
     /// Waits for what the function says next; `None`: it has ended.
@@ -358,7 +359,7 @@ pub fn each(
 }
 
 /// A running copy of a task in a graph that makes checkpoints.
-#[pyclass(frozen, module = "tidemill._tidemill")]
+#[pyclass(frozen, extends = NativeTaskCopy, module = "tidemill._tidemill")]
 pub struct NativeStreamCopy(Arc<StreamCopyState>);
 
 impl NativeStreamCopy {
@@ -379,64 +380,12 @@ impl NativeStreamCopy {
 
 #[pymethods]
 impl NativeStreamCopy {
-    #[getter]
-    fn task(&self) -> &str {
-        self.0.context.task()
-    }
-
-    #[getter]
-    fn copy(&self) -> u32 {
-        self.0.context.copy()
-    }
-
-    #[getter]
-    fn copies(&self) -> u32 {
-        self.0.context.copies()
-    }
-
-    #[getter]
-    fn worker(&self) -> u32 {
-        self.0.context.worker()
-    }
-
-    #[getter]
-    fn workers(&self) -> u32 {
-        self.0.context.workers()
-    }
-
-    /// Whether the run is given up.
-    #[getter]
-    fn cancelled(&self) -> bool {
-        self.0.thread.is_given_up()
-    }
-
-    /// It has none.
-    fn comm(&self) -> Option<Comm> {
-        None
-    }
-
     /// What the copy kept at the checkpoint that the job goes on from, pickled: the position of a source, if it had set
     /// one, or a state.
     #[getter]
     fn restored<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         let saved = self.0.restored.as_ref()?.get(self.0.header_bytes..)?;
         (!saved.is_empty()).then(|| PyBytes::new(py, saved))
-    }
-
-    /// As of `NativeCopy`.
-    fn join_thread(&self) {
-        set_given_up(Arc::clone(&self.0.thread.given_up));
-    }
-
-    /// As of `NativeCopy`.
-    fn begin(&self, thread: u64) -> bool {
-        self.0.thread.begin(thread)
-    }
-
-    /// As of `NativeCopy`.
-    #[pyo3(signature = (error, value))]
-    fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
-        self.0.thread.end(py, error, value);
     }
 
     /// Sends rows out of an output port; waits while the copy has not taken those before.

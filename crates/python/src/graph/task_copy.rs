@@ -1,4 +1,5 @@
-//! One copy of a task as Python sees it: its function runs on a Python thread, and uses the ports from there.
+//! One copy of a task as Python sees it: its function runs on a thread ([`super::copy_thread`]), and uses the ports
+//! from there.
 //!
 //! For the run, the copy is a future that waits for the function's end. When the run is aborted, the future is dropped
 //! and the ports are closed: calls that wait at a port fail at once, and functions that wait elsewhere block nobody.
@@ -6,10 +7,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use pyo3::ffi;
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use tidemill_dataflow::flow::{SMALL_BYTES_MAX, batch_bytes};
 use tidemill_dataflow::graph::TaskFactory;
@@ -20,33 +20,16 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-use crate::comm::Comm;
-use crate::dataset::{NativeTable, PendingCall};
-use crate::errors::{cancelled, cancelled_class};
-use crate::wait::{detach, set_given_up};
+use crate::dataset::NativeTable;
+use crate::errors::cancelled;
+use crate::wait::detach;
 
+use super::copy_thread::{CopyThread, NativeTaskCopy, TaskCopies, start_thread};
 use super::function::GraphFunction;
-use super::{failure_text, graph_error, message};
+use super::{graph_error, message};
 
-/// How long functions may take to notice by themselves that their run has ended, before an exception is raised in them.
-const NOTICE_TIME: Duration = Duration::from_secs(1);
-/// How long they may take after that, before they are abandoned.
-const LAST_TIME: Duration = Duration::from_millis(500);
 /// How long small messages may wait for others.
 const TURN_TIME: Duration = Duration::from_millis(1);
-
-/// Gives the run the result of a function.
-type OnEnd = Box<dyn FnOnce(Result<(), TaskError>) + Send>;
-
-/// The thread of a copy's function, as its run sees it.
-pub struct CopyThread {
-    task: String,
-    copy: u32,
-    /// The run was aborted.
-    pub given_up: Arc<AtomicBool>,
-    life: Mutex<CopyLife>,
-    changed: Condvar,
-}
 
 /// The state that a copy's thread, its future and its run share.
 pub struct TaskCopyState {
@@ -63,20 +46,6 @@ pub struct TaskCopyState {
     thread: Arc<CopyThread>,
 }
 
-#[derive(Default)]
-struct CopyLife {
-    /// The Python identifier of the thread, while the function runs.
-    thread: Option<u64>,
-    ended: bool,
-    on_end: Option<OnEnd>,
-    /// The function's return value.
-    value: Option<Py<PyAny>>,
-}
-
-/// All copies of a run on this worker.
-#[derive(Default)]
-pub struct TaskCopies(Mutex<Vec<Arc<CopyThread>>>);
-
 /// Closes the ports of a copy whose future is dropped.
 struct PortCloser(Arc<TaskCopyState>);
 
@@ -87,8 +56,8 @@ impl Drop for PortCloser {
     }
 }
 
-/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls [`NativeCopy::begin`],
-/// the function, and [`NativeCopy::end`].
+/// Makes a task of a Python callable that, given a [`NativeCopy`], starts a thread which calls
+/// [`NativeTaskCopy::begin`], the function, and [`NativeTaskCopy::end`].
 pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
     let (start, crew) = (start.clone(), Arc::clone(crew));
     Arc::new(move |inputs, outputs, context| {
@@ -115,92 +84,10 @@ pub fn factory(start: &GraphFunction, crew: &Arc<TaskCopies>) -> TaskFactory {
         Box::pin(async move {
             let leave = PortCloser(shared);
             let copy = NativeCopy(Arc::clone(&leave.0));
-            start_thread(start, copy, Arc::clone(&leave.0.thread)).await;
+            start_thread(start, &leave.0.context, &leave.0.thread, copy).await;
             ended.await.unwrap_or_else(|_| Err("its thread ended without an answer".into()))
         })
     })
-}
-
-/// Calls Python's `start`, which starts the thread of a copy's function, with the copy as Python sees it.
-pub async fn start_thread<C>(start: GraphFunction, copy: C, thread: Arc<CopyThread>)
-where
-    C: for<'py> IntoPyObject<'py> + Send + 'static,
-{
-    // Starting a thread requires the GIL, so this must not run on a thread that tasks and exchanges share.
-    let started = tokio::task::spawn_blocking(move || {
-        let Some(_call) = PendingCall::begin() else { return Err("the program is ending".to_owned()) };
-        Python::attach(|py| {
-            let started = start.get(py).and_then(|start| start.call1((copy,)));
-            started.map(drop).map_err(|error| failure_text(py, &error))
-        })
-    });
-    let started = started.await.unwrap_or_else(|error| Err(error.to_string()));
-    if let Err(text) = started {
-        thread.finish(Err(text.into()), None);
-    }
-}
-
-impl CopyThread {
-    /// Sets the work to do once the function has ended.
-    pub fn on_end(&self, work: impl FnOnce(Result<(), TaskError>) + Send + 'static) {
-        self.life.lock().on_end = Some(Box::new(work));
-    }
-
-    /// Ends the copy, whatever its function still does.
-    pub fn leave(&self) {
-        if !self.life.lock().ended {
-            self.given_up.store(true, Ordering::SeqCst);
-        }
-    }
-
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::SeqCst)
-    }
-
-    fn finish(&self, result: Result<(), TaskError>, value: Option<Py<PyAny>>) {
-        let mut life = self.life.lock();
-        if life.ended {
-            return;
-        }
-        life.ended = true;
-        life.value = value;
-        life.thread = None;
-        let on_end = life.on_end.take();
-        self.changed.notify_all();
-        drop(life);
-        if let Some(on_end) = on_end {
-            on_end(result);
-        }
-    }
-
-    /// The thread, with Python identifier `thread`, is about to call the function; it must not if this returns `false`.
-    pub fn begin(&self, thread: u64) -> bool {
-        set_given_up(Arc::clone(&self.given_up));
-        let mut life = self.life.lock();
-        if self.is_given_up() {
-            drop(life);
-            self.finish(Err(DataflowError::Cancelled.into()), None);
-            return false;
-        }
-        life.thread = Some(thread);
-        true
-    }
-
-    /// The function has returned a value, or failed with an error message. Later calls are ignored.
-    pub fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
-        let thread = self.life.lock().thread;
-        let result = match error {
-            Some(_) if self.is_given_up() => Err(DataflowError::Cancelled.into()),
-            Some(error) => Err(error.into()),
-            None => Ok(()),
-        };
-        self.finish(result, value.filter(|value| !value.is_none(py)));
-        if let Some(thread) = thread {
-            // Discard an exception that `dismiss` may have sent too late.
-            // SAFETY: the GIL is held; the identifier is this thread's own.
-            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, std::ptr::null_mut()) };
-        }
-    }
 }
 
 impl TaskCopyState {
@@ -280,63 +167,6 @@ impl TaskCopyState {
     }
 }
 
-impl TaskCopies {
-    /// Adds a copy that starts.
-    pub fn begin(&self, context: &TaskContext) -> Arc<CopyThread> {
-        let thread = Arc::new(CopyThread {
-            task: context.task().to_owned(),
-            copy: context.copy(),
-            given_up: Arc::default(),
-            life: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        self.0.lock().push(Arc::clone(&thread));
-        thread
-    }
-
-    /// Ends a run. If it has `failed`, functions that still run are interrupted: at their ports and in communicators at
-    /// once, and in Python code by an exception a little later; then they are abandoned. Returns the return values of
-    /// functions: task, copy, value.
-    pub fn dismiss(&self, py: Python<'_>, failed: bool) -> Vec<(String, u32, Py<PyAny>)> {
-        let copies = std::mem::take(&mut *self.0.lock());
-        if failed {
-            copies.iter().for_each(|copy| copy.given_up.store(true, Ordering::SeqCst));
-        }
-        // Also after a run that has not failed: of streaming tasks, the threads end behind the copies.
-        if !py.detach(|| have_ended(&copies, NOTICE_TIME)) {
-            interrupt(py, &copies);
-            py.detach(|| have_ended(&copies, LAST_TIME));
-        }
-        let value = |copy: &Arc<CopyThread>| {
-            let value = copy.life.lock().value.take()?;
-            Some((copy.task.clone(), copy.copy, value))
-        };
-        copies.iter().filter_map(value).collect()
-    }
-}
-
-/// Waits for the functions of all copies.
-fn have_ended(copies: &[Arc<CopyThread>], at_most: Duration) -> bool {
-    let until = Instant::now() + at_most;
-    copies.iter().all(|copy| {
-        let mut life = copy.life.lock();
-        while !life.ended && !copy.changed.wait_until(&mut life, until).timed_out() {}
-        life.ended
-    })
-}
-
-/// Raises an exception in functions that still run, as soon as they are in Python code.
-fn interrupt(py: Python<'_>, copies: &[Arc<CopyThread>]) {
-    let Ok(class) = cancelled_class(py) else { return };
-    for copy in copies {
-        // With the GIL held, the identifier is valid: the thread needs the GIL to record its end.
-        if let Some(thread) = copy.life.lock().thread {
-            // SAFETY: the GIL is held, the class lives.
-            unsafe { ffi::PyThreadState_SetAsyncExc(thread as _, class.as_ptr()) };
-        }
-    }
-}
-
 /// The batches to send for a table: its own, or a single one if each message is a round.
 fn messages<'a>(output: &Output, table: &'a NativeTable) -> Result<Cow<'a, [RecordBatch]>, TaskError> {
     if !output.has_rounds() || table.batches.len() == 1 {
@@ -346,7 +176,7 @@ fn messages<'a>(output: &Output, table: &'a NativeTable) -> Result<Cow<'a, [Reco
 }
 
 /// A running copy of a task.
-#[pyclass(frozen, module = "tidemill._tidemill")]
+#[pyclass(frozen, extends = NativeTaskCopy, module = "tidemill._tidemill")]
 pub struct NativeCopy(Arc<TaskCopyState>);
 
 impl NativeCopy {
@@ -361,65 +191,12 @@ impl NativeCopy {
 
 #[pymethods]
 impl NativeCopy {
-    #[getter]
-    fn task(&self) -> &str {
-        self.0.context.task()
-    }
-
-    #[getter]
-    fn copy(&self) -> u32 {
-        self.0.context.copy()
-    }
-
-    #[getter]
-    fn copies(&self) -> u32 {
-        self.0.context.copies()
-    }
-
-    #[getter]
-    fn worker(&self) -> u32 {
-        self.0.context.worker()
-    }
-
-    #[getter]
-    fn workers(&self) -> u32 {
-        self.0.context.workers()
-    }
-
-    /// Whether the run was aborted.
-    #[getter]
-    fn cancelled(&self) -> bool {
-        self.0.thread.is_given_up()
-    }
-
-    /// The communicator of the task's copies, if the task requested one.
-    fn comm(&self) -> Option<Comm> {
-        self.0.context.comm().map(|comm| Comm::of(comm.clone()))
-    }
-
     /// A table without rows, with the columns that arrive at an input port.
     fn empty(&self, py: Python<'_>, port: usize) -> PyResult<NativeTable> {
         let schema = self.0.using(&self.0.inputs, |inputs| Ok(inputs.port(port).schema().cloned()));
         let schema = schema.map_err(|error| self.raised(py, &error))?;
         let schema = schema.ok_or_else(|| graph_error(py, format!("input port {port} is not connected"), None))?;
         Ok(NativeTable { schema, batches: Vec::new() })
-    }
-
-    /// Marks the calling thread as working for the copy: its waits end when the copy's run is aborted.
-    fn join_thread(&self) {
-        set_given_up(Arc::clone(&self.0.thread.given_up));
-    }
-
-    /// The copy's thread, with Python identifier `thread`, is about to call the function; it must not if this returns
-    /// `False`.
-    fn begin(&self, thread: u64) -> bool {
-        self.0.thread.begin(thread)
-    }
-
-    /// The function has returned a value, or failed with an error message. Later calls are ignored.
-    #[pyo3(signature = (error, value))]
-    fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
-        self.0.thread.end(py, error, value);
     }
 
     /// The next item at an input port, or at any: the port and rows; `None` at the end.
