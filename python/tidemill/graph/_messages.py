@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,28 @@ class PortType:
 
 def decode(table: NativeTable) -> list[Any]:
     """Return the messages in received data."""
-    kind, found = payloads(table)
+    kind, blocks = payloads(table)
     if kind == "objects":
-        return [pickle.loads(data) for data in found]
+        return [message for block in blocks for message in _objects(*block)]
     if kind == "arrays":
-        return [data.view(dtype).reshape(shape) for data, dtype, shape in found]
+        return [array for block in blocks for array in _arrays(*block)]
     return [Table(table)]
+
+
+def _objects(data: Any, starts: Sequence[int]) -> Iterable[Any]:
+    """Return the objects that are pickled one behind the other."""
+    pickled = memoryview(data)
+    return [pickle.loads(pickled[start:end]) for start, end in pairwise(starts)]
+
+
+def _arrays(data: Any, dtype: str, shape: tuple[int, ...], count: int) -> Any:
+    """Return an iterable of `count` arrays of a dtype and shape whose bytes lie behind each other."""
+    if count == 1:
+        return [data.view(dtype).reshape(shape)]
+    if shape:
+        return data.view(dtype).reshape((count, *shape))
+    # Iterating over arrays without dimensions would give scalars.
+    return [array.reshape(()) for array in data.view(dtype).reshape((count, 1))]
 
 
 def encode_one(kind: str, message: Any) -> NativeTable:

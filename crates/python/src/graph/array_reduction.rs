@@ -8,7 +8,8 @@ use tidemill_dataflow::TaskError;
 use tidemill_dataset::datafusion::arrow::array::{AsArray, LargeBinaryArray, RecordBatch, UInt32Array};
 use tidemill_dataset::datafusion::arrow::buffer::{Buffer, OffsetBuffer};
 use tidemill_dataset::datafusion::arrow::compute::take;
-use tidemill_dataset::datafusion::arrow::datatypes::Int64Type;
+
+use super::message::dtype_and_shape;
 
 /// The operation with this NumPy name; `None` for others.
 pub fn op(name: &str) -> Option<ReduceOp> {
@@ -42,8 +43,7 @@ fn dtype(text: &str) -> Option<DType> {
     })
 }
 
-/// Reduces the arrays of each of `count` groups, given as rows of [`array_schema`](super::message::array_schema), in
-/// order. `None` if NumPy's rules for arrays of different types or shapes are needed, or for types that are not
+/// Reduces the arrays of each of `count` groups, given as rows of a port of arrays, in order. `None` if NumPy's rules for arrays of different types or shapes are needed, or for types that are not
 /// numbers.
 ///
 /// # Errors
@@ -73,19 +73,13 @@ pub fn fold(
     }
     let offsets = OffsetBuffer::from_repeated_length(bytes, count);
     let folded = LargeBinaryArray::new(offsets, Buffer::from_vec(folded), None);
-    let first = UInt32Array::from(first);
-    let (types, shapes) = (take(batch.column(1), &first, None)?, take(batch.column(2), &first, None)?);
-    Ok(Some(RecordBatch::try_new(batch.schema(), vec![Arc::new(folded), types, shapes])?))
+    let forms = take(batch.column(1), &UInt32Array::from(first), None)?;
+    Ok(Some(RecordBatch::try_new(batch.schema(), vec![Arc::new(folded), forms])?))
 }
 
 /// The common element type of all arrays, if their types and shapes are equal.
 fn alike(batch: &RecordBatch) -> Option<DType> {
-    let (types, shapes) = (batch.column(1).as_string::<i32>(), batch.column(2).as_list::<i32>());
-    let rows = batch.num_rows();
-    if rows == 0 || (1..rows).any(|row| types.value(row) != types.value(0)) {
-        return None;
-    }
-    let lengths = shapes.values().as_primitive::<Int64Type>().values();
-    let shape = |row: usize| &lengths[shapes.value_offsets()[row] as usize..shapes.value_offsets()[row + 1] as usize];
-    (1..rows).all(|row| shape(row) == shape(0)).then(|| dtype(types.value(0))).flatten()
+    let forms = batch.column(1).as_string::<i32>();
+    let first = forms.iter().next().flatten()?;
+    forms.iter().all(|form| form == Some(first)).then(|| dtype(dtype_and_shape(first).0)).flatten()
 }

@@ -1,18 +1,21 @@
 //! Messages as tables: tables unchanged; arrays and pickled objects as rows with their bytes.
 
-use std::sync::Arc;
+use std::fmt::Write;
+use std::num::ParseIntError;
+use std::sync::{Arc, LazyLock};
 
 use numpy::ndarray::ArrayView1;
 use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use tidemill_dataflow::TaskError;
 use tidemill_dataset::datafusion::arrow::array::{
-    Array, ArrayRef, AsArray, LargeBinaryArray, ListArray, RecordBatch, StringArray,
+    Array, ArrayRef, AsArray, LargeBinaryArray, RecordBatch, StringArray,
 };
 use tidemill_dataset::datafusion::arrow::buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use tidemill_dataset::datafusion::arrow::compute::{CastOptions, cast_with_options};
-use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use tidemill_dataset::datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use crate::dataset::NativeTable;
 
@@ -23,25 +26,29 @@ const EXTENSION: &str = "ARROW:extension:name";
 const OBJECT: &str = "tidemill.object";
 const ARRAY: &str = "tidemill.array";
 
+/// Nullable, as the columns of all ports are, although there are no nulls.
 fn payload_field(name: &str, kind: &str) -> Field {
     let meaning = [(EXTENSION.to_owned(), kind.to_owned())];
-    Field::new(name, DataType::LargeBinary, false).with_metadata(meaning.into())
+    Field::new(name, DataType::LargeBinary, true).with_metadata(meaning.into())
 }
 
-pub fn object_schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![payload_field("object", OBJECT)]))
+/// Of pickled objects.
+static OBJECTS: LazyLock<SchemaRef> = LazyLock::new(|| Arc::new(Schema::new(vec![payload_field("object", OBJECT)])));
+/// Of arrays: their bytes, and their form, which is the dtype and the length of each dimension, such as `<f8 3 4`. In
+/// one column, since most messages are small, and so is what else they cost.
+static ARRAYS: LazyLock<SchemaRef> = LazyLock::new(|| {
+    Arc::new(Schema::new(vec![payload_field("data", ARRAY), Field::new("form", DataType::Utf8, true)]))
+});
+
+/// The same schema; that of objects or arrays as the one that their messages have, which nobody then compares.
+pub fn interned(schema: SchemaRef) -> SchemaRef {
+    [&OBJECTS, &ARRAYS].into_iter().find(|known| ***known == schema).map_or(schema, |known| Arc::clone(known))
 }
 
-fn shape_field() -> Arc<Field> {
-    Arc::new(Field::new("item", DataType::Int64, false))
-}
-
-pub fn array_schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
-        payload_field("data", ARRAY),
-        Field::new("dtype", DataType::Utf8, false),
-        Field::new("shape", DataType::List(shape_field()), false),
-    ]))
+/// The dtype of a form, and the lengths of the dimensions.
+pub fn dtype_and_shape(form: &str) -> (&str, impl Iterator<Item = Result<usize, ParseIntError>>) {
+    let mut words = form.split(' ');
+    (words.next().unwrap_or_default(), words.map(str::parse))
 }
 
 /// The kind of rows in a schema: `"objects"`, `"arrays"` or `"table"`.
@@ -57,31 +64,34 @@ fn kind(schema: &Schema) -> &'static str {
 #[pyfunction]
 pub fn message_schema(name: &str) -> Option<NativeTable> {
     let schema = match name {
-        "objects" => object_schema(),
-        "arrays" => array_schema(),
+        "objects" => &OBJECTS,
+        "arrays" => &ARRAYS,
         _ => return None,
     };
-    Some(NativeTable { schema, batches: Vec::new() })
+    Some(NativeTable { schema: Arc::clone(schema), batches: Vec::new() })
 }
 
 /// Pickled objects, one per row.
 #[pyfunction]
 pub fn object_table(py: Python<'_>, pickled: Vec<PyReadonlyArray1<'_, u8>>) -> PyResult<NativeTable> {
     let data: ArrayRef = bytes_column(&pickled)?;
-    table(py, object_schema(), vec![data])
+    table(py, &OBJECTS, vec![data])
 }
 
 /// The bytes of arrays, in C order, their dtypes and shapes; one per row.
 #[pyfunction]
-pub fn array_table(py: Python<'_>, arrays: Vec<(PyReadonlyArray1<'_, u8>, String, Vec<i64>)>) -> PyResult<NativeTable> {
-    let lengths = arrays.iter().map(|(_, _, shape)| shape.len());
-    let offsets = OffsetBuffer::from_lengths(lengths);
-    let shapes: Vec<i64> = arrays.iter().flat_map(|(_, _, shape)| shape.iter().copied()).collect();
-    let values = Arc::new(tidemill_dataset::datafusion::arrow::array::Int64Array::from(shapes));
-    let shapes = ListArray::new(shape_field(), offsets, values, None);
-    let dtypes = StringArray::from_iter_values(arrays.iter().map(|(_, dtype, _)| dtype));
-    let bytes: Vec<_> = arrays.into_iter().map(|(bytes, _, _)| bytes).collect();
-    table(py, array_schema(), vec![bytes_column(&bytes)?, Arc::new(dtypes), Arc::new(shapes)])
+pub fn array_table(
+    py: Python<'_>,
+    arrays: Vec<(PyReadonlyArray1<'_, u8>, String, Vec<usize>)>,
+) -> PyResult<NativeTable> {
+    let (bytes, forms): (Vec<_>, Vec<_>) = arrays
+        .into_iter()
+        .map(|(bytes, mut form, shape)| {
+            shape.iter().for_each(|length| write!(form, " {length}").expect("a string takes all"));
+            (bytes, form)
+        })
+        .unzip();
+    table(py, &ARRAYS, vec![bytes_column(&bytes)?, Arc::new(StringArray::from_iter_values(forms))])
 }
 
 /// Copies the bytes, so that the sender may change its data after sending.
@@ -101,44 +111,65 @@ fn bytes_column(parts: &[PyReadonlyArray1<'_, u8>]) -> PyResult<ArrayRef> {
     Ok(Arc::new(LargeBinaryArray::new(offsets, Buffer::from_vec(data), None)))
 }
 
-fn table(py: Python<'_>, schema: SchemaRef, columns: Vec<ArrayRef>) -> PyResult<NativeTable> {
-    let batch = RecordBatch::try_new(Arc::clone(&schema), columns);
+fn table(py: Python<'_>, schema: &SchemaRef, columns: Vec<ArrayRef>) -> PyResult<NativeTable> {
+    let batch = RecordBatch::try_new(Arc::clone(schema), columns);
     let batch = batch.map_err(|error| graph_error(py, error.to_string(), None))?;
-    Ok(NativeTable { schema, batches: vec![batch] })
+    Ok(NativeTable { schema: Arc::clone(schema), batches: vec![batch] })
 }
 
 /// Keeps the memory of array views alive.
 #[pyclass(frozen)]
 struct KeepAlive(#[expect(dead_code, reason = "only its lifetime matters")] LargeBinaryArray);
 
-/// The kind of a table's rows, `"objects"`, `"arrays"` or `"table"`, and the messages in them: for an object its
-/// pickled bytes, for an array its bytes, dtype and shape. Bytes are read-only arrays that share the table's memory.
+/// The bytes of rows `from` to `to` as a read-only array that shares their memory.
+fn bytes_between<'py>(
+    data: &LargeBinaryArray,
+    held: &Bound<'py, KeepAlive>,
+    (from, to): (usize, usize),
+) -> PyResult<Bound<'py, PyAny>> {
+    let offsets = data.value_offsets();
+    let view = ArrayView1::from(&data.value_data()[offsets[from] as usize..offsets[to] as usize]);
+    // SAFETY: `held` keeps the bytes, which never change, alive as long as the array; the array is read-only.
+    let bytes = unsafe { PyArray1::borrow_from_array(&view, held.clone().into_any()) };
+    bytes.call_method1("setflags", (false,))?;
+    Ok(bytes.into_any())
+}
+
+/// The kind of a table's rows, `"objects"`, `"arrays"` or `"table"`, and the messages in them, in blocks: of objects
+/// their pickled bytes, one behind the other, and where each begins and the last one ends; of arrays of the same dtype
+/// and shape their bytes, the dtype, the shape, and how many there are. Bytes are read-only arrays that share the
+/// table's memory.
 #[pyfunction]
 pub fn payloads<'py>(py: Python<'py>, table: &NativeTable) -> PyResult<(&'static str, Bound<'py, PyList>)> {
     let kind = kind(&table.schema);
-    let messages = PyList::empty(py);
+    let blocks = PyList::empty(py);
     if kind == "table" {
-        return Ok((kind, messages));
+        return Ok((kind, blocks));
     }
-    for batch in &table.batches {
+    for batch in table.batches.iter().filter(|batch| batch.num_rows() > 0) {
         let data = batch.column(0).as_binary::<i64>();
         let held = Bound::new(py, KeepAlive(data.clone()))?;
-        for row in 0..batch.num_rows() {
-            let view = ArrayView1::from(data.value(row));
-            // SAFETY: `held` keeps the bytes, which never change, alive as long as the array; the array is read-only.
-            let bytes = unsafe { PyArray1::borrow_from_array(&view, held.clone().into_any()) };
-            bytes.call_method1("setflags", (false,))?;
-            if kind == "objects" {
-                messages.append(bytes)?;
-                continue;
-            }
-            let dtype = batch.column(1).as_string::<i32>().value(row);
-            let shape = batch.column(2).as_list::<i32>().value(row);
-            let shape = PyTuple::new(py, shape.as_primitive::<Int64Type>().values())?;
-            messages.append((bytes, dtype, shape))?;
+        let (offsets, rows) = (data.value_offsets(), batch.num_rows());
+        if kind == "objects" {
+            let starts: Vec<i64> = offsets.iter().map(|offset| offset - offsets[0]).collect();
+            blocks.append((bytes_between(data, &held, (0, rows))?, starts))?;
+            continue;
+        }
+        let forms = batch.column(1).as_string::<i32>();
+        let bytes = |row: usize| offsets[row + 1] - offsets[row];
+        let mut from = 0;
+        while from < rows {
+            let is_like = |&row: &usize| forms.value(row) == forms.value(from) && bytes(row) == bytes(from);
+            let to = (from + 1..rows).take_while(is_like).last().map_or(from + 1, |row| row + 1);
+            let (dtype, shape) = dtype_and_shape(forms.value(from));
+            let shape =
+                shape.collect::<Result<Vec<_>, _>>().map_err(|error| PyValueError::new_err(error.to_string()))?;
+            let shape = PyTuple::new(py, shape)?;
+            blocks.append((bytes_between(data, &held, (from, to))?, dtype, shape, to - from))?;
+            from = to;
         }
     }
-    Ok((kind, messages))
+    Ok((kind, blocks))
 }
 
 /// The batch with the declared columns of its port, in order. Values are cast if this preserves them.
