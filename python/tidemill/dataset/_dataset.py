@@ -701,9 +701,10 @@ class DataSet(DataSetWriters):
             call. By default the function is called at each checkpoint, with the rows since the one before, and when the
             stream ends.
         time : str, optional
-            On a stream with a window of time: the column of `schema`, a timestamp, that is the time of the rows that
-            the function returns, so that windows can follow. None may be earlier than the end of the window before,
-            such as ``context.window_end``: earlier ones come too late for windows behind.
+            On a stream with a window: the column of `schema`, a timestamp, that is the time of the rows that the
+            function returns, so that windows can follow. With a window of time, none may be earlier than the end of the
+            window before, such as ``context.window_end``; with a window of a number of rows, none may be earlier than
+            the latest time of the call's rows on any copy. Earlier ones come too late for windows behind.
         by : str or iterable of str, optional
             On a stream: rows with equal values in these columns go to the same copy. By default rows are spread by all
             their values.

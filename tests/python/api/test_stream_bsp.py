@@ -337,6 +337,32 @@ def test_windows_that_end_while_it_is_busy(on_busy: Any) -> None:
     assert skipped == 3000 - sum(row["n"] for row in seen)
 
 
+def latest(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+    """The latest time of a call's rows, and how many there are."""
+    at = comm.allreduce(max(rows.to_dict()["at"], default=datetime(1970, 1, 1)), op=max)
+    count = comm.allreduce(len(rows))
+    return [{"latest": at, "n": count}] if comm.rank == comm.size - 1 else []
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_windows_behind_windows_of_rows(copies: int) -> None:
+    """Results have the latest time of their rows, which is never late, whichever copies the rows come to."""
+    made = stream(table()).bsp(
+        latest, {"latest": "timestamp[us]", "n": "int64"}, **OF_ROWS, time="latest", parallelism=copies
+    )
+    behind = made.group_by(tm.stream.window(tm.stream.tumbling("5s"), on="latest")).agg(n=tm.col("n").sum())
+    seen = written(behind)
+    assert sum(row["n"] for row in seen) == 3000 // 64 * 64
+    assert tm.last_report().late_rows == 0
+    assert sorted(row["window_end"].second for row in seen) == [5, 10, 15, 20, 25, 30, 35]
+
+
+def test_windows_of_rows_that_have_no_time() -> None:
+    rows = tm.stream.from_table(table(10)).bsp(nothing, {"at": "timestamp[us]"}, **OF_ROWS, time="at")
+    with pytest.raises(tm.DataSetError, match="name a column in time= of the source, and keep it"):
+        written(rows)
+
+
 def nothing(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None: ...
 
 
@@ -351,7 +377,8 @@ def nothing(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None: .
         ({"window": window(tm.stream.session("1s"))}, "bsp takes tumbling, sliding and calendar windows"),
         ({"window": tm.stream.window(tm.stream.count_window(9, 3))}, "bsp takes windows of rows one after the other"),
         ({**OF_ROWS, "on_busy": "latest"}, "on_busy= drops windows of time"),
-        ({**OF_ROWS, "time": "x"}, 'time="x" needs a window= of time'),
+        ({**OF_ROWS, "time": "x"}, 'time="x" must be a timestamp'),
+        ({"time": "x"}, 'time="x" needs a window=: results of other calls may have any time'),
         ({"window": window(tm.stream.tumbling("1s")), "time": "x"}, 'time="x" must be a timestamp'),
         ({"window": window(tm.stream.tumbling("1s")), "time": "y"}, 'time="y" is not among the columns of schema=: x'),
         (

@@ -98,8 +98,8 @@ pub struct BspOptions {
     pub window: Option<Expr>,
     /// The schema of the rows it returns.
     pub schema: SchemaRef,
-    /// The time column of these rows, for time windows: the rows of a window have no time before the end of the
-    /// previous window. `None`: their times are unknown.
+    /// The time column of these rows: for time windows, they have no time before the end of the previous window; for
+    /// windows of rows, no time before the latest of their rows. `None`: their times are unknown.
     pub time: Option<String>,
     /// The number of copies; by default the same as for other steps.
     pub copies: Option<u32>,
@@ -175,8 +175,8 @@ fn time_of(
     window: &BspWindow,
 ) -> std::result::Result<usize, DataSetError> {
     let wrong = |reason: String| Err(DataSetError::Query(format!("{name}: time={column:?} {reason}")));
-    if !matches!(window, BspWindow::Time { .. }) {
-        return wrong("needs a window= of time: results of other calls may have any time".into());
+    if matches!(window, BspWindow::Epochs) {
+        return wrong("needs a window=: results of other calls may have any time".into());
     }
     match schema.column_with_name(column) {
         Some((place, field)) if matches!(field.data_type(), DataType::Timestamp(..)) => Ok(place),

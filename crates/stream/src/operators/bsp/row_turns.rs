@@ -2,8 +2,9 @@
 //!
 //! Each copy says how many of its rows were in no call yet. Once all copies together have enough, each contributes its
 //! share to the call, its oldest rows. Shares are proportional to what the copies have, so that all of them wait
-//! equally long, and add up to the number exactly. A copy leaves a barrier only when all have reached it and fewer rows
-//! are left than a call takes.
+//! equally long, and add up to the number exactly. Copies also say from which time on their rows are, those that may
+//! come included, so all know from which time on the results of later calls are. A copy leaves a barrier only when all
+//! have reached it and fewer rows are left than a call takes.
 
 use std::ops::Range;
 
@@ -11,6 +12,7 @@ use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_dataflow::TaskError;
 
 use super::turns::{CommConsensus, Consensus, Moment};
+use crate::time::window::Micros;
 
 /// A copy without new rows checks after this many ticks whether the other copies have enough.
 const QUIET_TICKS_MAX: u32 = 5;
@@ -42,6 +44,8 @@ pub(super) struct RowTurns<C = CommConsensus> {
     called: i64,
     /// What each copy had at the last agreement, minus the rows called since.
     left: Vec<i64>,
+    /// The earliest time of rows that were in no call at the last agreement, or come later.
+    now: Micros,
     /// Ticks since the last agreement.
     quiet_ticks: u32,
 }
@@ -57,11 +61,21 @@ impl RowTurns {
 impl<C: Consensus> RowTurns<C> {
     /// Like [`RowTurns::new`], with any consensus, for copy `place` of `of`.
     pub(super) fn among(copies: C, (place, of): (usize, usize), size: i64, called: i64) -> Self {
-        RowTurns { copies, place, size, called: called.max(0), left: vec![0; of], quiet_ticks: 0 }
+        RowTurns { copies, place, size, called: called.max(0), left: vec![0; of], now: Micros::MIN, quiet_ticks: 0 }
     }
 
     pub(super) fn called(&self) -> i64 {
         self.called
+    }
+
+    /// No row of a later call has an earlier time.
+    pub(super) fn now(&self) -> Micros {
+        self.now
+    }
+
+    /// Whether other copies have not answered yet.
+    pub(super) fn is_pending(&self) -> bool {
+        self.copies.is_pending()
     }
 
     /// Whether this copy's rows alone are enough for a call.
@@ -74,12 +88,19 @@ impl<C: Consensus> RowTurns<C> {
         self.quiet_ticks += 1;
     }
 
-    /// The next thing to do at a moment. `rows` is the number of this copy's rows that were in no call. If it `waits`,
-    /// a copy that is ahead briefly waits for the others.
+    /// The next thing to do at a moment. `rows` is the number of this copy's rows that were in no call, `since` gives
+    /// the earliest time of these and of those that may come. If it `waits`, a copy that is ahead briefly waits for the
+    /// others.
     ///
     /// # Errors
-    /// A failure of the job; different calls on different copies.
-    pub(super) fn next(&mut self, moment: Moment, rows: usize, waits: bool) -> Result<RowTurn, TaskError> {
+    /// A failure of the job; different calls on different copies; those of `since`.
+    pub(super) fn next(
+        &mut self,
+        moment: Moment,
+        rows: usize,
+        since: impl Fn() -> Result<Micros, TaskError>,
+        waits: bool,
+    ) -> Result<RowTurn, TaskError> {
         loop {
             if let Some(share) = self.share() {
                 let of = self.called..self.called + self.size;
@@ -92,15 +113,18 @@ impl<C: Consensus> RowTurns<C> {
                 if moment == Moment::Time && !is_due {
                     return Ok(RowTurn::Over);
                 }
-                let mut said = vec![0; copies + 2];
+                // A place for each copy's rows and one for its time, which the sum leaves as they are.
+                let mut said = vec![0; 2 * copies + 2];
                 said[self.place] = rows as i64;
-                said[copies] = i64::from(moment == Moment::Barrier);
-                said[copies + 1] = i64::from(moment == Moment::End);
+                said[copies + self.place] = since()?;
+                said[2 * copies] = i64::from(moment == Moment::Barrier);
+                said[2 * copies + 1] = i64::from(moment == Moment::End);
                 self.copies.propose(said, &ReduceOp::Sum)?;
                 self.quiet_ticks = 0;
             }
             let Some(mut agreed) = self.copies.outcome(moment, waits)? else { return Ok(RowTurn::NotYet) };
-            let [at_barrier, at_end] = [agreed[copies], agreed[copies + 1]];
+            let [at_barrier, at_end] = [agreed[2 * copies], agreed[2 * copies + 1]];
+            self.now = agreed[copies..2 * copies].iter().copied().min().unwrap_or(Micros::MIN);
             agreed.truncate(copies);
             self.left = agreed;
             if self.left.iter().sum::<i64>() >= self.size {
@@ -145,7 +169,7 @@ mod tests {
     /// The calls that a copy makes at a moment: the number of their first row, and this copy's share.
     fn calls(turns: &mut RowTurns, moment: Moment, rows: &mut usize) -> Vec<(i64, usize)> {
         let mut made = Vec::new();
-        while let RowTurn::Call { of, share } = turns.next(moment, *rows, true).unwrap() {
+        while let RowTurn::Call { of, share } = turns.next(moment, *rows, || Ok(0), true).unwrap() {
             *rows -= share;
             made.push((of.start, share));
         }

@@ -224,6 +224,8 @@ struct SimulatedBsp {
     /// The barrier that it has passed last, and the next one, if it has come to it.
     epoch: u64,
     next_epoch: u64,
+    /// The time of its input.
+    reached: Micros,
     rows: Vec<Row>,
     state: i64,
     over: bool,
@@ -250,6 +252,7 @@ impl SimulatedBsp {
             passes: false,
             epoch: 0,
             next_epoch: 0,
+            reached: Micros::MIN,
             rows: from.rows,
             state: from.state,
             over: false,
@@ -278,6 +281,7 @@ impl SimulatedBsp {
         }
         match self.input.marks.next_mark() {
             Some(Mark::Watermark(EventTime(time))) => {
+                self.reached = time;
                 let CopyTurns::OfTime(turns) = &mut self.turns else { return self.look() };
                 turns.pass(time);
                 let waits = !turns.is_pending();
@@ -291,8 +295,9 @@ impl SimulatedBsp {
             Some(Mark::Idle) | None => {}
         }
         if self.input.is_over() {
+            self.reached = Micros::MAX;
             if let CopyTurns::OfTime(turns) = &mut self.turns {
-                turns.pass(Micros::MAX);
+                turns.pass(self.reached);
             }
             self.moment = Moment::End;
             return self.advance(true);
@@ -352,14 +357,21 @@ impl SimulatedBsp {
                     (turn, _) => turn == Turn::Over,
                 }
             }
-            CopyTurns::OfRows(turns) => match turns.next(self.moment, self.rows.len(), waits).unwrap() {
-                RowTurn::Call { of, share } => {
-                    let rows = self.rows.drain(..share).map(|row| row.1).collect();
-                    self.enter(of.start, rows);
-                    return None;
+            CopyTurns::OfRows(turns) => {
+                let first = self.rows.iter().map(|row| row.0).min();
+                let since = || Ok(first.map_or(self.reached, |first| first.min(self.reached)));
+                match turns.next(self.moment, self.rows.len(), since, waits).unwrap() {
+                    RowTurn::Call { of, share } => {
+                        // What tasks behind have been told, and results with the latest of these times keep to.
+                        let early = self.rows[..share].iter().find(|row| row.0 < turns.now());
+                        assert_eq!(early, None, "time was {} before a call of this row", turns.now());
+                        let rows = self.rows.drain(..share).map(|row| row.1).collect();
+                        self.enter(of.start, rows);
+                        return None;
+                    }
+                    turn => turn == RowTurn::Over,
                 }
-                turn => turn == RowTurn::Over,
-            },
+            }
         };
         if !over || self.moment == Moment::Time {
             self.busy = self.moment != Moment::Time;

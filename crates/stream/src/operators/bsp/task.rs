@@ -44,6 +44,8 @@ pub(crate) struct BspShape {
     pub rows: SchemaRef,
     /// How far rows may lie behind the watermark.
     pub behind: Micros,
+    /// Their time column, if they are called for a number of rows and their latest time is that of the results.
+    pub row_time: Option<TimeColumn>,
     pub late: LateCount,
 }
 
@@ -117,6 +119,8 @@ pub(crate) struct BspTask {
     /// For calls for a number of rows.
     row_turns: Option<RowTurns>,
     moment: Moment,
+    /// No row that comes, if it is not late, has an earlier time.
+    reached: Micros,
     state: KeptState,
     /// The panes that a window needs, by their start.
     panes: BTreeMap<Micros, PaneRows>,
@@ -145,6 +149,7 @@ impl BspTask {
             turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.exec.query.on_busy),
             row_turns,
             moment: Moment::Time,
+            reached: Micros::MIN,
             state: KeptState::new(kept, shape.keyed.keys()),
             panes: BTreeMap::new(),
             rests_until: None,
@@ -168,7 +173,12 @@ impl BspTask {
     fn keep(&mut self, rows: RecordBatch, too_late: Micros) -> Result<usize, TaskError> {
         let (Some(windows), BspWindow::Time { column, .. }) = (self.turns.windows(), &self.shape.exec.query.window)
         else {
-            self.state.kept.add(rows, Vec::new())?;
+            let times = match &self.shape.row_time {
+                // Rows without a time hold back nobody.
+                Some(column) => column.values(&rows)?.iter().map(|time| time.unwrap_or(Micros::MAX)).collect(),
+                None => Vec::new(),
+            };
+            self.state.kept.add(rows, times)?;
             return Ok(0);
         };
         let times = TimeColumn::column(*column).values(&rows)?;
@@ -235,7 +245,9 @@ impl BspTask {
     /// The same for calls for a number of rows.
     fn advance_rows(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         let Some(turns) = &mut self.row_turns else { return Ok(EmitStatus::Done) };
-        match turns.next(self.moment, self.state.kept.count() as usize, waits)? {
+        let (kept, reached) = (&self.state.kept, self.reached);
+        let since = || Ok(kept.times()?.min().map_or(reached, |first| first.min(reached)));
+        match turns.next(self.moment, kept.count() as usize, since, waits)? {
             RowTurn::Call { of, share } => {
                 let share = share as u32;
                 let numbers: Vec<u32> = (0..share).collect();
@@ -338,10 +350,11 @@ impl Operator for BspTask {
     }
 
     fn on_watermark(&mut self, time: EventTime, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
-        self.turns.pass(match time {
+        self.reached = match time {
             EventTime::MAX => Micros::MAX,
             EventTime(time) => time.saturating_sub(self.shape.behind),
-        });
+        };
+        self.turns.pass(self.reached);
         if self.row_turns.is_some() {
             return self.look(emit);
         }
@@ -353,6 +366,10 @@ impl Operator for BspTask {
     }
 
     fn output_time(&self) -> Option<OutputTime> {
+        if let Some(turns) = &self.row_turns {
+            self.shape.row_time.as_ref()?;
+            return Some(OutputTime { time: EventTime(turns.now()), is_settled: !turns.is_pending() });
+        }
         self.turns.windows()?;
         let is_settled = !self.turns.is_pending() && !self.turns.is_due();
         Some(OutputTime { time: EventTime(self.turns.called()), is_settled })
@@ -375,7 +392,8 @@ impl Operator for BspTask {
     }
 
     fn on_end(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
-        self.turns.pass(Micros::MAX);
+        self.reached = Micros::MAX;
+        self.turns.pass(self.reached);
         self.moment = Moment::End;
         self.advance(true, emit)
     }

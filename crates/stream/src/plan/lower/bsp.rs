@@ -21,6 +21,7 @@ impl JobLowering<'_> {
     pub(super) fn bsp(&mut self, plan: &Arc<dyn ExecutionPlan>, exec: &BspExec) -> Result<RowFlow> {
         let (query, below) = (&exec.query, plan.children()[0]);
         let (rows, behind) = match &query.window {
+            BspWindow::Rows(_) if query.time.is_some() => (self.timed(below)?, 0),
             BspWindow::Epochs | BspWindow::Rows(_) => (self.below(below)?, 0),
             BspWindow::Time { column, .. } => {
                 let rows = self.timed(below)?;
@@ -36,6 +37,17 @@ impl JobLowering<'_> {
                 (rows, behind)
             }
         };
+        let row_time = match (&query.window, query.time) {
+            (BspWindow::Rows(_), Some(_)) => Some(rows.times.places.first().cloned().ok_or_else(|| {
+                DataSetError::Unsupported(format!(
+                    "{}: time= with a window of rows is the latest time of its rows, but they have none: name a column in \
+                     time= of the source, and keep it",
+                    query.name
+                ))
+            })?),
+            _ => None,
+        };
+        let behind = row_time.as_ref().map_or(behind, |of| of.behind);
         let by = match query.by.as_slice() {
             [] => vec![Arc::new(RowHash::new(&rows.schema)) as Arc<dyn PhysicalExpr>],
             by => columns_of(by),
@@ -47,6 +59,7 @@ impl JobLowering<'_> {
             keyed: Arc::clone(&keyed),
             rows: Arc::clone(&rows.schema),
             behind,
+            row_time: row_time.map(|of| of.place),
             late: self.late.of(&name),
         });
         let (state, sources) = (shape.state()?, rows.sources.clone());
