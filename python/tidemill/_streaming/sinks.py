@@ -76,10 +76,15 @@ def native_sink(sink: AnySink) -> Any:
         return write
     if missing := [method for method in ("write", "commit") if not hasattr(sink, method)]:
         raise TypeError(f"a sink that has prepare needs {' and '.join(missing)}, too")
-    return _TableSink(cast("Sink", sink))
+    made = _TableSink(cast("Sink", sink))
+    if (most := getattr(sink, "_copies_max", None)) is not None:
+        made._copies_max = most
+    return made
 
 
 class _TableSink:
+    _copies_max: int
+
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
@@ -91,6 +96,11 @@ class _TableSink:
                 f"the sink {sink_name(self._sink)} cannot be copied for each thread: {error}; let it open files and "
                 "connections in its first write, not before, or give it a __deepcopy__"
             ) from error
+
+    def placed(self, copy: int) -> None:
+        """Tell a sink of this package the number of the copy that this is."""
+        if (placed := getattr(self._sink, "_placed", None)) is not None:
+            placed(copy)
 
     def write(self, rows: NativeTable) -> None:
         # Wrapped here, because each thread gets a deep copy of this object, and a wrapper made earlier would refer to

@@ -21,6 +21,7 @@ from tidemill._streaming.running import Running
 from tidemill._streaming.sinks import Guarantee, native_sink, sink_name
 from tidemill._tables import workers as _workers
 from tidemill._tables.checkpoint import Checkpoint, as_checkpoint
+from tidemill._tables.enclosing import enclosing
 from tidemill._tables.engine import copies, engine
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.report import RowReport, remember
@@ -55,6 +56,8 @@ def run(
     if guarantee is not None and guarantee not in get_args(Guarantee):
         raise DataSetError(f"guarantee={guarantee!r} is not {' or '.join(map(repr, get_args(Guarantee)))}")
     acting = as_controller(controller)
+    late_sinks = _late_sinks(late_output)
+    checkpoint, queries, late_sinks = _enclosed(call, name, checkpoint, queries, late_sinks)
     if acting.mode == "on" and checkpoint is None:
         raise DataSetError("controller='on' needs checkpoint=: keys move at checkpoints")
     if stop_when is not None and checkpoint is None:
@@ -66,7 +69,6 @@ def run(
         raise DataSetError(f"drop_state={drop_state!r} must be a list of step names, such as ['window 2']")
     if dropped and checkpoint is None:
         raise DataSetError("drop_state= needs checkpoint=: it drops state that a checkpoint holds")
-    late_sinks = _late_sinks(late_output)
     settings = as_checkpoint(checkpoint)
     given = "None" if settings is None else "given"
     of = f"of {len(queries)}"
@@ -146,6 +148,26 @@ def _figures(job_id: str) -> Iterator[None]:
         if failed is not None:
             raise DataSetError(failed)
         yield
+
+
+def _enclosed(
+    call: str,
+    name: str,
+    checkpoint: Checkpoint | str | Path | None,
+    queries: list[tuple[NativeDataSet, Any]],
+    late: list[tuple[str | None, Any]],
+) -> tuple[Checkpoint | str | Path | None, list[tuple[NativeDataSet, Any]], list[tuple[str | None, Any]]]:
+    """Return checkpoint, queries and late sinks of a job, as they are where it runs in a graph that makes checkpoints."""
+    task = enclosing.get()
+    if task is None:
+        return checkpoint, queries, late
+    if checkpoint is not None:
+        raise DataSetError(
+            f"{call}: the checkpoints of the graph cover this stream, which runs in its task {task.name!r}; leave out checkpoint="
+        )
+    made, sinks = task.open(name, [sink for _, sink in [*queries, *late]])
+    asked = [(query, sink) for (query, _), sink in zip(queries, sinks, strict=False)]
+    return made, asked, [(step, sink) for (step, _), sink in zip(late, sinks[len(queries) :], strict=True)]
 
 
 def _late_sinks(late_output: Any) -> list[tuple[str | None, Any]]:

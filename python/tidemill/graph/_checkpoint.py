@@ -16,6 +16,7 @@ __all__ = ["check_streaming", "has_rounds"]
 
 def check_streaming(tasks: Iterable[Task], edges: Iterable[Edge]) -> None:
     """Check that every task of a graph can go on from a checkpoint."""
+    edges = list(edges)
     for edge in edges:
         if edge.feedback:
             raise GraphError(
@@ -23,17 +24,12 @@ def check_streaming(tasks: Iterable[Task], edges: Iterable[Edge]) -> None:
                 "a graph that a function spawns, or leave out checkpoint="
             )
     for task in tasks:
-        reason = _refused(task)
+        reason = _refused(task, [edge for edge in edges if edge.target[0] == task._index])
         if reason is not None:
             raise GraphError(f"task {task.name!r} cannot take part in checkpoints: {reason}", task.name)
 
 
-def _refused(task: Task) -> str | None:
-    if task._info.program:
-        return (
-            "with comm=True its copies talk to each other in the middle of a call; use DataSet.bsp in a stream, or run the "
-            "program in a graph without checkpoint="
-        )
+def _refused(task: Task, edges: Sequence[Edge]) -> str | None:
     if task.inputs and not task._each:
         return (
             "its function reads its input by itself, and how far it has come is not known; pass each=True and a function of one "
@@ -41,6 +37,11 @@ def _refused(task: Task) -> str | None:
         )
     if not task.inputs and len(task.outputs) != 1:
         return f"a source has one output port there, not {', '.join(task.outputs)}; use a source for each"
+    if task._info.program and task.inputs and not (len(edges) == 1 and edges[0].in_step):
+        return (
+            "with comm=True its copies talk to each other in the middle of a call, so each has to be called for the same messages; "
+            'let one edge lead to it, with broadcast, all_gather or all_reduce by rounds="strict", and, of tables, not all_reduce'
+        )
     if task._retries:
         return "a call that failed may have changed what it keeps; leave out retries=, and restart the job"
     return None

@@ -35,12 +35,14 @@ from tidemill._tidemill import (
 from tidemill.graph._applications import Applications
 from tidemill.graph._checkpoint import check_streaming, has_rounds
 from tidemill.graph._errors import GraphError
+from tidemill.graph._functions import SERVICE, Functions
 from tidemill.graph._messages import PortType
+from tidemill.graph._outbox import Saves
 from tidemill.graph._placement import Placement, Plan, TaskInfo, WorkerInfo, checked
 from tidemill.graph._result import Result
 from tidemill.graph._rounds import Edge, TaskRun, check_end, check_loops, joined
 from tidemill.graph._spawn import depth
-from tidemill.graph._task import collect, starter
+from tidemill.graph._task import collect, service, starter
 from tidemill.graph.exchange import Exchange, direct
 
 __all__ = ["Graph", "Port", "Task"]
@@ -124,6 +126,9 @@ class Graph:
     ----------
     name : str, default="graph"
         Name of the graph in messages.
+    spawns : bool, default=False
+        Whether its functions may spawn functions on any of the workers (`Context.spawn`). Each worker then has a
+        thread more while the graph runs. Such a graph makes no checkpoints.
 
     Examples
     --------
@@ -141,8 +146,9 @@ class Graph:
     {0: 285}
     """
 
-    def __init__(self, name: str = "graph") -> None:
+    def __init__(self, name: str = "graph", *, spawns: bool = False) -> None:
         self.name = name
+        self._spawns = spawns
         self._native = NativeGraph(name)
         self._tasks: list[Task] = []
         self._edges: list[Edge] = []
@@ -461,7 +467,8 @@ class Graph:
             A folder that all workers share, or the URL of one in an object store. While the graph runs, the positions of
             sources (`Context.position`) and what other functions keep (`Context.state`) are saved there every 10 seconds,
             or every ``interval`` of a `Checkpoint`. If it has a checkpoint, the graph goes on from the last one. All tasks
-            but sources have ``each=True``.
+            but sources have ``each=True``. Streams in sources with ``comm=True`` take part with checkpoints of their own,
+            which need no argument.
 
         Returns
         -------
@@ -498,6 +505,8 @@ class Graph:
             self._agree(job, lambda: self._check(job, placement, checkpoint is not None))
             runner = _runner(job)
             native, planned = self._agree(job, lambda: self._planned(job, placement))
+            if self._spawns:
+                native, planned = self._with_service(job, native, planned)
             saves = None
             if checkpoint is not None:
                 native = native.streaming(
@@ -505,12 +514,25 @@ class Graph:
                 )
                 options = partial(checkpoint._native, at_most_once=False, drop_state=[])
                 saves = self._agree(job, lambda: GraphCheckpoints(options(), engine()))
+            for task in self._tasks:
+                task._run.saves = None if checkpoint is None or saves is None else Saves(checkpoint, saves)
             values, report = runner.run(native, planned, saves)
             seconds = {task.name: task._run.seconds for task in self._tasks}
             own = _Outcome(values, seconds, self._sent(report["edges"]))
             outcome = _shared(job, own) if share else own
         by_task, seconds = self._by_task(outcome.values), self._by_task(outcome.seconds)
         return Result(by_task, seconds, self._traffic(outcome), report)
+
+    def _with_service(
+        self, job: Job, native: NativeGraph, planned: list[tuple[str, list[int]]]
+    ) -> tuple[NativeGraph, list[tuple[str, list[int]]]]:
+        """Return the graph and its plan with the task that functions are spawned by."""
+        copies = sum(workers.count(job.rank) for _, workers in planned)
+        functions = Functions(job.rank, job.size, copies)
+        for task in self._tasks:
+            task._run.functions = functions
+        start = service(functions, TaskRun(group=current_group(), depth=depth.value))
+        return native.with_service(SERVICE, start), [*planned, (SERVICE, list(range(job.size)))]
 
     def _by_task(self, found: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
         return {task.name: dict(sorted(found.get(task.name, {}).items())) for task in self._tasks}
@@ -553,10 +575,20 @@ class Graph:
             natives = [exchange._native(port.task._outputs[port.name]) for port in sources]
         except (GraphError, TypeError, ValueError, OverflowError) as error:
             raise GraphError(f"{name}: {error}") from None
-        edge = Edge(tuple((port.task._index, port.name) for port in sources), (end.task._index, end.name), name)
+        arriving = exchange._arriving
+        tables = any(port.task._outputs[port.name].kind == "table" for port in sources)
+        # Rows of several rounds may come as one message.
+        in_step = arriving is not None and exchange._to_all and not exchange._partial and not (tables and arriving.rows)
+        ends = (end.task._index, end.name)
+        edge = Edge(tuple((port.task._index, port.name) for port in sources), ends, name, in_step=in_step)
         return edge, end, exchange, natives[0]
 
     def _check(self, job: Job, placement: Placement, saves: bool) -> None:
+        if saves and self._spawns:
+            raise GraphError(
+                f"graph {self.name!r} has spawns=True and makes no checkpoints: what functions on other workers have come to is in "
+                "none; leave out one of them"
+            )
         if saves:
             check_streaming(self._tasks, self._edges)
         has_loops = any(edge.feedback for edge in self._edges)

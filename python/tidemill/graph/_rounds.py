@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from tidemill._job import Job
 from tidemill.graph._errors import GraphError
+from tidemill.graph._functions import Functions
+from tidemill.graph._outbox import Saves
 
 __all__ = ["AHEAD_MAX", "Edge", "PortRounds", "TaskRun", "check_end", "check_loops", "joined"]
 
@@ -42,6 +44,10 @@ class TaskRun:
     #: Whose workers run it, None for all; and how many graphs deep it was spawned.
     group: Job | None = None
     depth: int = 0
+    #: Where the run makes checkpoints, if it does.
+    saves: Saves | None = None
+    #: This worker's part in functions that copies spawn, if they may.
+    functions: Functions | None = None
     #: Processor time of the functions of this worker's copies.
     seconds: dict[int, float] = field(default_factory=dict)
 
@@ -54,6 +60,8 @@ class Edge(NamedTuple):
     name: str
     feedback: bool = False
     ends: bool = False
+    #: Whether every copy of the target gets a message for each round.
+    in_step: bool = False
 
 
 def check_end(until: Any, limit: Any) -> int | None:

@@ -1,4 +1,6 @@
-"""Graphs made on the way: a function of a running graph runs others, on its worker or on the workers of its copies."""
+"""Graphs made on the way: a function of a running graph runs others, on its worker or on the workers of its copies. `_functions`
+runs functions on other workers.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,11 @@ from tidemill.graph._errors import GraphError
 
 if TYPE_CHECKING:
     from tidemill.graph._graph import Graph
-    from tidemill.graph._result import Result
     from tidemill.mpi import Intracomm
 
-__all__ = ["SpawnedGraph", "depth", "spawn"]
+__all__ = ["Spawned", "depth", "leave_slot", "level_of", "run_alone", "spawn", "take_slot"]
 
-#: Graphs within graphs, and graphs that run at once on a worker.
+#: Graphs and functions within others, and those that run at once on a worker.
 _DEPTH_MAX = 16
 _RUNNING_MAX = 256
 
@@ -48,13 +49,13 @@ class _Depth(threading.local):
 depth = _Depth()
 
 
-class SpawnedGraph(Future["Result"]):
-    """The outcome of a spawned graph."""
+class Spawned(Future[Any]):
+    """The outcome of a spawned graph or function."""
 
     #: Whether somebody has asked for it.
     taken = False
 
-    def result(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None) -> Any:
         self.taken = True
         return super().result(timeout)
 
@@ -63,14 +64,14 @@ class SpawnedGraph(Future["Result"]):
         return super().exception(timeout)
 
 
-def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> SpawnedGraph:
+def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> Spawned:
     """Run a graph on a thread that ends with the run of `copy`: on this worker alone, or on those of `comm`, all of which
     call this. See `Context.spawn`.
     """
     if comm is not None:
         check_group(comm, "spawn")
     level = depth.value + 1
-    refused = _take_slot(graph, level)
+    refused = _refused_level(f"graph {graph.name!r}", level) or take_slot(f"graph {graph.name!r}")
     twins, number = None, 0
     try:
         if comm is not None:
@@ -83,7 +84,7 @@ def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> Spawned
             _slots.release()
         raise
     group = group_of(whole()._self if twins is None else twins.comms[number])
-    future = SpawnedGraph()
+    future = Spawned()
     future.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -105,15 +106,37 @@ def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> Spawned
     return future
 
 
-def _take_slot(graph: Graph, level: int) -> str | None:
-    """Count a graph that runs on this worker, or return why it cannot."""
-    if level > _DEPTH_MAX:
-        return f"graph {graph.name!r} would run {level} graphs deep; at most {_DEPTH_MAX} run within each other"
+def level_of(what: str) -> int:
+    """Return how deep something that this thread spawns runs."""
+    level = depth.value + 1
+    if refused := _refused_level(what, level):
+        raise GraphError(refused)
+    return level
+
+
+def take_slot(what: str) -> str | None:
+    """Count something that runs on this worker, or return why it cannot."""
     if not _slots.acquire(blocking=False):
-        return (
-            f"{_RUNNING_MAX} spawned graphs run on this worker; wait for some of them before you spawn {graph.name!r}"
-        )
+        return f"{_RUNNING_MAX} spawned graphs and functions run on this worker; wait for some of them before you spawn {what}"
     return None
+
+
+def leave_slot() -> None:
+    """Count it no longer."""
+    _slots.release()
+
+
+def run_alone(value: Any) -> Any:
+    """Return what a function returns; if that is a graph, the `Result` of its run on this worker."""
+    from tidemill.graph._graph import Graph
+
+    return value.run() if isinstance(value, Graph) else value
+
+
+def _refused_level(what: str, level: int) -> str | None:
+    if level <= _DEPTH_MAX:
+        return None
+    return f"{what} would run {level} graphs deep; at most {_DEPTH_MAX} run within each other"
 
 
 def _agreed(graph: Graph, refused: str | None, comm: Intracomm, twins: _Twins) -> int:

@@ -12,23 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from tidemill._callback import confine, enter_task
 from tidemill._job import entered, init, whole
+from tidemill._tables.enclosing import enclosing
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeCopy, NativeStreamCopy, NativeTable, NativeTaskCopy
 from tidemill.graph._errors import GraphError
+from tidemill.graph._functions import Functions
 from tidemill.graph._messages import decode, encode_one
+from tidemill.graph._outbox import TaskStreams
 from tidemill.graph._rounds import AHEAD_MAX, PortRounds, TaskRun
-from tidemill.graph._spawn import SpawnedGraph, depth, spawn
+from tidemill.graph._spawn import Spawned, depth, spawn
 
 if TYPE_CHECKING:
     from tidemill.graph._graph import Graph
     from tidemill.graph._result import Result
     from tidemill.mpi import Intracomm
 
-__all__ = ["Context", "Input", "Output", "collect", "keep", "starter"]
+__all__ = ["Context", "Input", "Output", "collect", "keep", "service", "starter"]
 
 _PACKAGE = str(Path(__file__).absolute().parent)
 _thread = threading.local()
@@ -150,6 +153,8 @@ class Output:
         self._sent = 0
         #: Inputs of the task that it leads back to.
         self._back: list[Input] = []
+        #: Of a source with a communicator, where the graph makes checkpoints: what streams in it send.
+        self._streams: TaskStreams | None = None
 
     def send(self, message: Any) -> None:
         """Send a message on all edges that begin here; wait while a receiver's queue is full.
@@ -166,6 +171,8 @@ class Output:
             If the message does not match the port's schema; the error names the column.
         """
         table = encode_one(self._kind, message)
+        if self._streams is not None:
+            self._streams.check_send()
         self._sent += 1
         for port in self._back:
             if self._sent - port._received > AHEAD_MAX:
@@ -218,7 +225,13 @@ class Context:
 
     state: Any
 
-    def __init__(self, copy: NativeTaskCopy, inputs: Sequence[Input], each: bool) -> None:
+    def __init__(
+        self,
+        copy: NativeTaskCopy,
+        inputs: Sequence[Input],
+        each: bool,
+        functions: Functions | None = None,
+    ) -> None:
         from tidemill.mpi._comm import Intracomm
 
         self.task = copy.task
@@ -231,7 +244,8 @@ class Context:
         self._copy = copy
         self._inputs = inputs
         self._each = each
-        self._spawned: list[SpawnedGraph] = []
+        self._functions = functions
+        self._spawned: list[Spawned] = []
         self.state = None
         self._position: Any = None
 
@@ -246,7 +260,8 @@ class Context:
         Raises
         ------
         GraphError
-            If you set it in a task with inputs.
+            If you set it in a task with inputs; where the graph makes checkpoints, also in one with ``comm=True``, whose
+            copies would go on from different places.
         """
         return self._position
 
@@ -257,23 +272,48 @@ class Context:
                 f"task {self.task!r} is not a source, so it has no position: keep what it needs in context.state",
                 self.task,
             )
+        if self.comm is not None and isinstance(self._copy, NativeStreamCopy):
+            raise GraphError(
+                f"task {self.task!r}: with comm=True a copy has no position of its own, as a checkpoint may find each at "
+                "another; send the rows of a stream, whose checkpoints the graph's cover, or the same rows again from the beginning",
+                self.task,
+            )
         self._position = value
         if isinstance(self._copy, NativeStreamCopy):
             self._copy.position(pickle.dumps(value, protocol=5))
 
-    def spawn(self, graph: Graph, *, comm: Intracomm | None = None) -> Future[Result]:
-        """Run a graph while the function goes on, on this worker, or on the workers of a communicator.
+    @overload
+    def spawn(self, what: Graph, *, comm: Intracomm | None = None) -> Future[Result]: ...
 
-        Any number of graphs may be under way; their functions have threads of their own, and share those of the worker's
-        exchanges. Their functions may spawn graphs, too. When the function returns, it waits for those whose result has
-        not been taken.
+    @overload
+    def spawn(self, what: Callable[..., Any], *arguments: Any, worker: int | None = None) -> Future[Any]: ...
+
+    def spawn(
+        self,
+        what: Graph | Callable[..., Any],
+        *arguments: Any,
+        comm: Intracomm | None = None,
+        worker: int | None = None,
+    ) -> Future[Any]:
+        """Run a graph while the function goes on, on this worker or on the workers of a communicator, or another function on any
+        worker.
+
+        Any number may be under way; functions have threads of their own, and graphs share those of the worker's
+        exchanges. Functions of spawned graphs may spawn, too. When the function returns, it waits for those whose result
+        has not been taken.
 
         Parameters
         ----------
-        graph : Graph
-            Not running.
+        what : Graph or callable
+            A graph, which is not running, or, in a graph with ``spawns=True``, a function, called as
+            ``what(*arguments)``. Where it runs it can run queries and graphs on its worker alone; if it returns a graph,
+            that is run there. It goes there by pickle, or else by cloudpickle, and so do its arguments; what it returns
+            comes by pickle.
+        worker : int, optional
+            The worker that a function runs on, from 0. By default the one on which the fewest are under way that this
+            worker has spawned; among equals they take turns, this worker last.
         comm : tidemill.mpi.Intracomm, optional
-            The graph runs on the workers of this communicator: ``context.comm`` of a task with ``comm=True`` and at most
+            A graph runs on the workers of this communicator: ``context.comm`` of a task with ``comm=True`` and at most
             one copy on each worker, or what is split off it. Collective: every rank builds the graph and spawns it, in
             the same order as others over this communicator; which graphs end first does not matter. By default all
             copies of the graph run on this worker, and nobody else takes part.
@@ -281,19 +321,45 @@ class Context:
         Returns
         -------
         concurrent.futures.Future
-            ``result()`` waits, and returns the `Result`, or raises the `GraphError`: with `comm`, on every rank.
+            ``result()`` waits, and returns the `Result`, or what the function has returned, or raises the `GraphError`,
+            which names the worker of a function: with `comm`, on every rank.
 
         Raises
         ------
         GraphError
-            If graphs are spawned within each other more than 16 deep, or more than 256 run on this worker; on every rank
-            of `comm`, also if ranks spawn graphs of different names.
+            If graphs are spawned within each other more than 16 deep, or more than 256 graphs and functions run on a
+            worker; on every rank of `comm`, also if ranks spawn graphs of different names. If a function cannot be
+            pickled, there is no such worker, or the graph has no ``spawns=True``.
         CommError
             If `comm` is not of workers, one rank on each.
         """
-        future = spawn(graph, self._copy, comm)
+        future = self._spawn(what, arguments, comm, worker)
         self._spawned.append(future)
         return future
+
+    def _spawn(
+        self, what: Graph | Callable[..., Any], arguments: tuple[Any, ...], comm: Intracomm | None, worker: int | None
+    ) -> Spawned:
+        from tidemill.graph._graph import Graph
+
+        if isinstance(what, Graph):
+            if arguments or worker is not None:
+                raise GraphError(
+                    f"spawn: graph {what.name!r} takes no arguments and no worker=; to run it on another worker, spawn a function "
+                    "that returns it",
+                    self.task,
+                )
+            return spawn(what, self._copy, comm)
+        if not callable(what):
+            raise GraphError(f"spawn: {what!r} is neither a graph nor a function", self.task)
+        if comm is not None:
+            raise GraphError("spawn: comm= is for graphs; a function runs on one worker", self.task)
+        if self._functions is None:
+            raise GraphError(
+                f"spawn: the workers of this graph do not wait for functions; make it with spawns=True to call {what!r}",
+                self.task,
+            )
+        return self._functions.spawn(what, arguments, worker)
 
     @property
     def cancelled(self) -> bool:
@@ -367,15 +433,17 @@ def starter(
             out._back = [by_name[name] for name in run.loops.get(out.name, ())]
             for port in out._back:
                 port._own = out if run.own.get(port.name) == out.name else port._own
-        context = Context(copy, ins, each)
+        context = Context(copy, ins, each, run.functions)
         confine(_workers_of(context))
         if isinstance(copy, NativeStreamCopy):
-            value = _go_on(copy, function, ins[0] if each else None, outs, context)
+            value = _go_on(copy, function, ins[0] if each else None, outs, context, run)
         else:
             value = call(ins, outs, context)
         for future in context._spawned:
             if not future.taken:
                 future.result()
+        if run.functions is not None:
+            run.functions.left()
         return value
 
     def call(ins: Sequence[Input], outs: Sequence[Output], context: Context) -> Any:
@@ -400,14 +468,42 @@ def starter(
     return start
 
 
+def service(functions: Functions, run: TaskRun) -> Callable[[NativeCopy | NativeStreamCopy], None]:
+    """Return a function that starts the thread of this worker's part in spawned functions."""
+
+    def body(copy: NativeCopy) -> None:
+        from tidemill.mpi._comm import Intracomm
+
+        native = copy.comm()
+        assert native is not None
+        functions.serve(copy, Intracomm._wrap(native, copy.task))
+
+    def start(copy: NativeCopy | NativeStreamCopy) -> None:
+        threading.Thread(target=_run, args=(copy, body, run), name=copy.task, daemon=True).start()
+
+    return start
+
+
 def _go_on(
-    copy: NativeStreamCopy, function: Callable[..., Any], rows: Input | None, outs: Sequence[Output], context: Context
+    copy: NativeStreamCopy,
+    function: Callable[..., Any],
+    rows: Input | None,
+    outs: Sequence[Output],
+    context: Context,
+    run: TaskRun,
 ) -> Any:
     """Call a function from a checkpoint on: of a source once, of another task for every message at `rows`, with its state
     told whenever a checkpoint asks for it.
     """
     saved = copy.restored
     restored = None if saved is None else pickle.loads(saved)
+    if rows is None and context.comm is not None:
+        assert run.saves is not None
+        streams = TaskStreams(copy, context.comm, run.saves, restored or {})
+        for out in outs:
+            out._streams = streams
+        enclosing.set(streams)
+        return function(*outs, context)
     if rows is None:
         context._position = restored
         return function(*outs, context)

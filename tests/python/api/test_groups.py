@@ -337,7 +337,7 @@ def test_depth_and_number_are_limited() -> None:
         finally:
             event.set()
 
-    with pytest.raises(tm.GraphError, match="256 spawned graphs run on this worker"):
+    with pytest.raises(tm.GraphError, match="256 spawned graphs and functions run on this worker"):
         alone(many_more)
 
     def spawns_again() -> bool:
@@ -345,7 +345,7 @@ def test_depth_and_number_are_limited() -> None:
         try:
             return bool(alone(lambda out, context: context.spawn(squares(4)).result()["sum"][0]) == 14)
         except tm.GraphError as error:
-            assert "spawned graphs run on this worker" in str(error)
+            assert "spawned graphs and functions run on this worker" in str(error)
             return False
 
     launched.wait_until(spawns_again, "the end of what was spawned")

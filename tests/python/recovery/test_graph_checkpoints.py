@@ -117,7 +117,7 @@ def nothing(*_: Any) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, r"task 'sink' cannot take part in checkpoints: its function reads its input by itself.*each=True"),
-    ({"comm": True, "each": True}, "with comm=True its copies talk to each other"),
+    ({"comm": True, "each": True}, "with comm=True its copies talk to each other in the middle of a call.*by rounds"),
     ({"each": True, "retries": 1}, "leave out retries="),
 ]
 

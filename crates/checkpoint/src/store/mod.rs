@@ -30,7 +30,7 @@ use bytes::Bytes;
 use futures_util::{TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tidemill_batch::BatchError;
 use tidemill_batch::memory::{Governor, MapWriter, verify};
 use tidemill_storage::lease::ProcessIdentity;
@@ -548,6 +548,30 @@ impl CheckpointStore {
         let bytes = Bytes::from(self.signing()?.sign(bytes));
         self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
         self.sync(&path).await
+    }
+
+    /// The names of all notes whose names begin with the folder `within`, in alphabetical order.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn note_names(&self, within: &str) -> Result<Vec<String>, StoreError> {
+        let (notes, folder) = (self.path("notes"), self.path(&format!("notes/{within}")));
+        let found: Vec<_> = self.objects.list(Some(&folder)).try_collect().await.map_err(|error| self.failed(error))?;
+        let name = |object: &ObjectMeta| {
+            let parts = object.location.prefix_match(&notes)?;
+            Some(parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"))
+        };
+        let mut names: Vec<String> = found.iter().filter_map(name).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Removes a note, if it is there.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn remove_note(&self, name: &str) -> Result<(), StoreError> {
+        self.delete(&self.path(&format!("notes/{name}"))).await
     }
 
     /// Whether there has ever been a manifest.

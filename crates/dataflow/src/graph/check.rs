@@ -56,7 +56,8 @@ impl Graph {
             if copies == 0 {
                 wrong("it has no copies".into());
             }
-            if task.inputs.is_empty() && task.outputs.is_empty() {
+            // Copies that have a communicator may do without.
+            if task.inputs.is_empty() && task.outputs.is_empty() && !task.comm {
                 wrong("it has no ports".into());
             }
         }

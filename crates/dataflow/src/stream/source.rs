@@ -136,6 +136,12 @@ pub trait Source: Send {
         false
     }
 
+    /// Whether a copy that had ended runs again when the job resumes: others that had not may need it. It delivers
+    /// nothing that the checkpoint has.
+    fn runs_again(&self) -> bool {
+        false
+    }
+
     /// Does what is left to do outside, such as waiting until acknowledgments have arrived.
     ///
     /// # Errors
@@ -193,6 +199,10 @@ impl Source for Box<dyn Source> {
 
     fn finish_is_idempotent(&self) -> bool {
         self.as_ref().finish_is_idempotent()
+    }
+
+    fn runs_again(&self) -> bool {
+        self.as_ref().runs_again()
     }
 
     fn finish(&mut self) -> BoxFuture<'_, Result<(), TaskError>> {
@@ -367,7 +377,7 @@ pub(crate) async fn drive<S: Source>(
 ) -> Result<(), TaskError> {
     let schema = outputs.port(ROWS_PORT).schema();
     let clock = times.map(|times| SourceClock::new(times, schema, context.restored())).transpose()?;
-    if context.was_finished() {
+    if context.was_finished() && !source.runs_again() {
         return end_again(source, clock, context).await;
     }
     let mut driver = SourceDriver::new(source, clock, missed, outputs, context)?;

@@ -78,7 +78,7 @@ fn raised(py: Python<'_>, error: &DataSetError) -> PyErr {
 }
 
 /// Waits for an action with the GIL released, checking for signals; an exception of a signal handler cancels it.
-fn finish<T: Send>(py: Python<'_>, running: ActionHandle<T>) -> PyResult<T> {
+pub(crate) fn finish<T: Send>(py: Python<'_>, running: ActionHandle<T>) -> PyResult<T> {
     finish_watched(py, running, &mut |_| Ok(()))
 }
 

@@ -444,11 +444,15 @@ fn python_sink(py: Python<'_>, sink: Py<PyAny>, name: String) -> PyResult<Stream
     };
     let make = move |_: &SchemaRef| -> MakeSink {
         let sink = Arc::clone(&sink);
-        Arc::new(move |_: &TaskContext| {
+        Arc::new(move |context: &TaskContext| {
             let Some(_call) = PendingCall::begin() else { return Err("the program is ending".into()) };
             // What one copy has prepared must not be mixed with another's later output, so each has its own sink.
             let mine = Python::attach(|py| match whole {
-                true => py.import("copy")?.call_method1("deepcopy", (sink.bind(py),)).map(Bound::unbind),
+                true => {
+                    let mine = py.import("copy")?.call_method1("deepcopy", (sink.bind(py),))?;
+                    mine.call_method1("placed", (context.copy(),))?;
+                    Ok(mine.unbind())
+                }
                 false => Ok(sink.clone_ref(py)),
             });
             let sink = mine.map_err(|error| Python::attach(|py| exception_text(py, &error)))?;

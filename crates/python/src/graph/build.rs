@@ -73,6 +73,7 @@ struct TaskShape {
     outputs: Vec<(String, SchemaRef)>,
     parallelism: Parallelism,
     resources: Resources,
+    comm: bool,
 }
 
 impl TaskShape {
@@ -87,7 +88,7 @@ impl TaskShape {
         for (port, schema) in &self.outputs {
             task = task.output(port, Arc::clone(schema));
         }
-        task
+        if self.comm { task.with_comm() } else { task }
     }
 }
 
@@ -176,11 +177,11 @@ impl NativeGraph {
         let outputs = outputs.into_iter().map(|(port, schema)| Ok((port, nullable(&schema.resolve(py)?))));
         let outputs = outputs.collect::<PyResult<_>>()?;
         let resources = Resources { cores, memory_bytes, data_hosts };
-        let shape = TaskShape { name, inputs, outputs, parallelism, resources };
+        let shape = TaskShape { name, inputs, outputs, parallelism, resources, comm };
         let task = shape.of(TaskSpec::from_factory(&shape.name, factory(&start, &self.crew)));
         self.functions.lock().push(start);
         self.shapes.lock().push(shape);
-        let task = self.graph.lock().add(if comm { task.with_comm() } else { task });
+        let task = self.graph.lock().add(task);
         let mut tasks = self.tasks.lock();
         tasks.push(task);
         Ok(tasks.len() - 1)
@@ -225,6 +226,18 @@ impl NativeGraph {
             }
         });
         *made.functions.lock() = functions;
+        made
+    }
+
+    /// The same graph with a task more, without ports, that has a copy on every worker and a communicator. `start` is
+    /// as of `add`.
+    fn with_service(&self, name: &str, start: Py<PyAny>) -> NativeGraph {
+        let function = GraphFunction::new(start);
+        let task = TaskSpec::from_factory(name, factory(&function, &self.crew)).with_comm();
+        let made = self.changed(|graph, _| {
+            graph.add(task);
+        });
+        made.functions.lock().push(function);
         made
     }
 

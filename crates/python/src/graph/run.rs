@@ -7,13 +7,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use tidemill_dataflow::checkpoint::CheckpointSettings;
+use pyo3::types::{PyBytes, PyDict};
+use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore, StoreError};
 use tidemill_dataflow::stream::sink::DeliveryGuarantee;
 use tidemill_dataflow::{DataflowError, RunReport, Runner, RunnerSettings, WorkerInfo};
+use tidemill_dataset::DataSetError;
 
 use crate::comm::Comm;
-use crate::dataset::{CheckpointOptions, QueryEngine};
+use crate::dataset::{CheckpointOptions, QueryEngine, finish};
 use crate::report::described;
 use crate::wait::{check_given_up, detach};
 
@@ -36,6 +37,48 @@ impl GraphCheckpoints {
     #[new]
     fn new(py: Python<'_>, options: CheckpointOptions, engine: &QueryEngine) -> PyResult<Self> {
         options.settings(py, engine, Some(DeliveryGuarantee::ExactlyOnce)).map(GraphCheckpoints)
+    }
+
+    /// The bytes of a note next to the checkpoints; `None` if there is none.
+    fn note<'py>(&self, py: Python<'py>, engine: &QueryEngine, name: String) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = self.ask(py, engine, move |store| async move { store.note(&name).await })?;
+        Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    /// Writes a note, which is durable then.
+    fn put_note(&self, py: Python<'_>, engine: &QueryEngine, name: String, bytes: Vec<u8>) -> PyResult<()> {
+        self.ask(py, engine, move |store| async move { store.put_note(&name, bytes).await })
+    }
+
+    /// The names of notes that begin with the folder `within`, in alphabetical order.
+    fn note_names(&self, py: Python<'_>, engine: &QueryEngine, within: String) -> PyResult<Vec<String>> {
+        self.ask(py, engine, move |store| async move { store.note_names(&within).await })
+    }
+
+    fn remove_notes(&self, py: Python<'_>, engine: &QueryEngine, names: Vec<String>) -> PyResult<()> {
+        self.ask(py, engine, move |store| async move {
+            for name in names {
+                store.remove_note(&name).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl GraphCheckpoints {
+    fn ask<T, F>(
+        &self,
+        py: Python<'_>,
+        engine: &QueryEngine,
+        work: impl FnOnce(CheckpointStore) -> F + Send + 'static,
+    ) -> PyResult<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let store = self.0.store.clone();
+        let work = async move { work(store).await.map_err(|error| DataSetError::Io(error.to_string())) };
+        finish(py, engine.engine.start(work))
     }
 }
 

@@ -7,6 +7,7 @@
 //! - of a source its last position, and how much it has sent since; from there it sends that again, which is left out;
 //! - of another task the state, which its thread pickles between two calls.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ struct StreamCopyState {
     /// What the checkpoint has that the job goes on from.
     restored: Option<Bytes>,
     header_bytes: usize,
+    /// Of a source: its position in the last checkpoint of this run that is durable.
+    durable: Mutex<Option<Bytes>>,
     /// Until the function has ended.
     says: Arc<Mutex<Option<mpsc::Sender<Said>>>>,
     asked: Mutex<std_mpsc::Receiver<Asked>>,
@@ -121,6 +124,7 @@ impl CopyEnds {
             outputs: outputs.to_vec(),
             restored: restored.and_then(|restored| restored.splits.get(&split_name(context)).cloned()),
             header_bytes,
+            durable: Mutex::default(),
             says,
             asked: Mutex::new(asked),
         };
@@ -164,6 +168,8 @@ struct FunctionSource {
     /// What was sent since, and how much of what comes now was sent before the checkpoint.
     sent: u64,
     repeated: u64,
+    /// Positions in checkpoints that are not durable yet.
+    saved: VecDeque<(u64, Bytes)>,
 }
 
 /// Before a position in a checkpoint: how much was sent since.
@@ -176,7 +182,8 @@ impl FunctionSource {
             let count = saved.first_chunk::<SENT_BYTES>().ok_or("the checkpoint's position of a source is damaged")?;
             (position, sent) = (saved.slice(SENT_BYTES..), u64::from_le_bytes(*count));
         }
-        Ok(FunctionSource { ends, start: Some(start), unit, position, sent, repeated: sent })
+        let (start, saved) = (Some(start), VecDeque::new());
+        Ok(FunctionSource { ends, start, unit, position, sent, repeated: sent, saved })
     }
 
     /// What is left of a message when that is left out which was sent before the checkpoint.
@@ -237,6 +244,21 @@ impl Source for FunctionSource {
                 }
             }
         }
+    }
+
+    fn barrier(&mut self, epoch: u64) {
+        self.saved.push_back((epoch, self.position.clone()));
+    }
+
+    fn durable(&mut self, epoch: u64) {
+        while let Some((_, position)) = self.saved.pop_front_if(|(saved, _)| *saved <= epoch) {
+            *self.ends.state.durable.lock() = Some(position);
+        }
+    }
+
+    /// Its copies may wait for each other in their communicator.
+    fn runs_again(&self) -> bool {
+        self.ends.state.context.comm().is_some()
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -386,6 +408,13 @@ impl NativeStreamCopy {
     fn restored<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         let saved = self.0.restored.as_ref()?.get(self.0.header_bytes..)?;
         (!saved.is_empty()).then(|| PyBytes::new(py, saved))
+    }
+
+    /// The position, pickled, that a source had set before the last checkpoint of this run that is durable; `None` if
+    /// there is no such checkpoint, empty if it had set none.
+    #[getter]
+    fn durable<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.0.durable.lock().as_ref().map(|position| PyBytes::new(py, position))
     }
 
     /// Sends rows out of an output port; waits while the copy has not taken those before.
