@@ -42,7 +42,9 @@ fn main() {
                 let mut control = join(config).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
                 barrier.wait();
                 let (at_join, later) = (control.links_at_join(), control.links());
-                says(&format!("{size} workers: rank 0 was connected to {at_join} when the last joined, now to {later}"));
+                says(&format!(
+                    "{size} workers: rank 0 was connected to {at_join} when the last joined, now to {later}"
+                ));
                 says(&format!("joined after          {:>9.1} ms", start.elapsed().as_secs_f64() * 1e3));
                 barrier.wait();
                 let start = Instant::now();

@@ -69,8 +69,8 @@ pub(super) fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, Join
         let mut arrival = Arrival::new(config, key, tree, serial, root)?;
         match arrival.run(deadline) {
             Ok(Arrived::Welcomed) => return Ok(arrival.place()),
-            // Rank 0 waits for the leaf, and for its parent if that has ended. News of the leaf's first call must not be
-            // mistaken for news of the next one, so it gets another serial number.
+            // Rank 0 waits for the leaf, and for its parent if that has ended. It gives the leaf another serial number,
+            // so that news of its first call are not mistaken for news of the next one.
             Ok(Arrived::Adrift) => {}
             Ok(Arrived::Dismissed) => sleep(LATER)?,
             Err(error) => {

@@ -9,8 +9,8 @@ use crate::{Rank, notice};
 const OF_PROGRAM: u64 = 512;
 
 /// Raises the soft limit so that this process can have a descriptor for each of `size` workers, as far as its hard
-/// limit allows. The soft limit, often 1024, exists for programs that call `select`. Rank 0 needs `links` of them at the
-/// start.
+/// limit allows. The soft limit, often 1024, exists for programs that call `select`. Rank 0 needs `links` of them at
+/// the start.
 pub(super) fn allow(me: Rank, size: u32, links: u32) {
     let limit = getrlimit(Resource::Nofile);
     let wanted = u64::from(size) + OF_PROGRAM;
