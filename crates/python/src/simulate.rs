@@ -10,6 +10,7 @@ use tidemill_collective::measure::time_collective as time_calls;
 use tidemill_collective::measure_links::measure_links as measure;
 use tidemill_collective::tuner::{CostModel, LinkCost, TuneTable};
 use tidemill_collective::{Algorithm, CallOptions, Collective};
+use tidemill_net::measure::measure_control as control_costs;
 use tidemill_sim::{Cluster, ControlRates, Failure, Jitter, Outcome, SlowHost, WorkRates, Workload, WorkloadKind};
 
 use crate::comm::Comm;
@@ -69,6 +70,7 @@ struct Rates {
     sort_bytes_per_s: f64,
     read_bytes_per_s: f64,
     write_bytes_per_s: f64,
+    message_s: f64,
     handshake_s: f64,
     report_s: f64,
     pass_s: f64,
@@ -138,6 +140,7 @@ impl SimulateRequest {
                 read_bytes_per_s: rates.read_bytes_per_s,
                 write_bytes_per_s: rates.write_bytes_per_s,
                 control: ControlRates {
+                    message_s: rates.message_s,
                     handshake_s: rates.handshake_s,
                     report_s: rates.report_s,
                     pass_s: rates.pass_s,
@@ -200,6 +203,7 @@ fn simulate_defaults<'py>(py: Python<'py>, workload: &str) -> PyResult<Bound<'py
     rates.set_item("sort_bytes_per_s", workload.rates.sort_bytes_per_s)?;
     rates.set_item("read_bytes_per_s", workload.rates.read_bytes_per_s)?;
     rates.set_item("write_bytes_per_s", workload.rates.write_bytes_per_s)?;
+    rates.set_item("message_s", workload.rates.control.message_s)?;
     rates.set_item("handshake_s", workload.rates.control.handshake_s)?;
     rates.set_item("report_s", workload.rates.control.report_s)?;
     rates.set_item("pass_s", workload.rates.control.pass_s)?;
@@ -233,6 +237,17 @@ fn measure_links<'py>(py: Python<'py>, comm: &Comm) -> PyResult<Bound<'py, PyDic
     Ok(dict)
 }
 
+/// Measures what messages of the control plane and handshakes take of this machine's processor, in seconds, as rates
+/// for `simulate`. Takes about a second; needs no job. Raises `OSError` if loopback connections fail.
+#[pyfunction]
+fn measure_control(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let costs = detach(py, control_costs).map_err(|error| PyOSError::new_err(error.to_string()))?;
+    let dict = PyDict::new(py);
+    dict.set_item("message_s", costs.message_s)?;
+    dict.set_item("handshake_s", costs.handshake_s)?;
+    Ok(dict)
+}
+
 /// Returns times of `repeats` successive calls of a collective on the slowest worker, in seconds, ascending.
 /// Collective. `chunk_bytes`: 0 for no chunks.
 #[pyfunction]
@@ -259,6 +274,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(simulate, m)?)?;
     m.add_function(wrap_pyfunction!(simulate_defaults, m)?)?;
     m.add_function(wrap_pyfunction!(measure_links, m)?)?;
+    m.add_function(wrap_pyfunction!(measure_control, m)?)?;
     m.add_function(wrap_pyfunction!(time_collective, m)?)?;
     Ok(())
 }

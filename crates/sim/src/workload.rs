@@ -167,6 +167,15 @@ impl Workload {
     /// # Errors
     /// If the cluster is invalid, or the algorithm cannot run the collective or needs too much memory.
     pub fn run(&self, cluster: &Cluster, table: &TuneTable) -> Result<Outcome, SimulateError> {
+        let is_control = matches!(self.kind, WorkloadKind::Rendezvous | WorkloadKind::Loss | WorkloadKind::Checkpoint);
+        let on_control_plane;
+        let cluster = if is_control {
+            on_control_plane =
+                Cluster { model: control::model(&cluster.model, &self.rates.control), ..cluster.clone() };
+            &on_control_plane
+        } else {
+            cluster
+        };
         let mut simulation = Simulation::new(cluster, table)?;
         let bytes = self.bytes as f64;
         let rates = &self.rates;

@@ -1,4 +1,4 @@
-"""Files with the costs of links: measured by ``tidemill tune --links``, read by ``tidemill simulate --parameters``."""
+"""Files with the costs of links and control messages: measured by ``tidemill tune --links``, read by ``tidemill simulate --parameters``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def measure(comm: Any) -> dict[str, Any]:
     if "other_host" in measured:
         # Racks are not known here, so other racks are assumed to be as far as other hosts.
         measured["other_rack_latency_s"] = measured["other_host"][0]
+    # The processor's time of this machine, which depends on no other worker. Rank 0 writes the file.
+    rates = _tidemill.measure_control() if comm.rank == 0 else {}
     return {
         "version": _VERSION,
         "costs": measured,
-        "rates": {},
+        "rates": rates,
         "shared_cores": _shared_cores(comm),
         "round_trips_s": trips[:: max(1, len(trips) // _SAMPLES)],
     }
@@ -98,6 +100,12 @@ def describe(parameters: dict[str, Any]) -> list[str]:
             latency_s, overhead_s, per_byte_s = parameters["costs"][name]
             rate = f"{1e-6 / per_byte_s:,.0f} MB/s" if per_byte_s > 0 else "unbounded"
             lines.append(f"{words}: latency {latency_s * 1e6:.1f} us, overhead {overhead_s * 1e6:.1f} us, {rate}")
+    rates = parameters["rates"]
+    if "message_s" in rates and "handshake_s" in rates:
+        message_us, handshake_us = rates["message_s"] * 1e6, rates["handshake_s"] * 1e6
+        lines.append(
+            f"control plane: {message_us:.1f} us of the processor for a message, {handshake_us:.0f} us for a handshake"
+        )
     cores = parameters["shared_cores"]
     if cores is not None:
         lines.append(f"all workers share {cores} cores")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import launched
@@ -50,6 +51,10 @@ def test_links_are_measured_and_simulated(tmp_path: Path) -> None:
     done = launched.run("tune", "-n", "2", "--links", path)
     assert done.returncode == 0, done.stderr.decode()
     assert f"written: {path}" in done.stdout.decode() and "within a host: latency" in done.stdout.decode()
+    assert "us of the processor for a message" in done.stdout.decode()
+    assert json.loads(path.read_text())["rates"].keys() == {"message_s", "handshake_s"}
+    done = launched.run("simulate", "rendezvous", "--workers", "300", "--parameters", path)
+    assert done.returncode == 0 and "last worker" in done.stdout.decode(), done.stderr.decode()
     done = launched.run("simulate", "allreduce", "--workers", "64", "--parameters", path, "--noise", "measured")
     assert done.returncode == 0 and "last worker" in done.stdout.decode(), done.stderr.decode()
     done = launched.run("simulate", "--validate", "-n", "2", "--largest", "1KiB", "--parameters", path)
