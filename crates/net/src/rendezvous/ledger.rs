@@ -341,7 +341,8 @@ pub(super) fn fuzz(messages: &[ControlMessage]) {
         let from = Rank(message.to.0 % (size + 1));
         match message.payload.len() % 8 {
             0 => {
-                if linked.remove(&from) {
+                let was_linked = linked.remove(&from);
+                if was_linked {
                     ledger.closed(from, &mut out);
                 }
             }
