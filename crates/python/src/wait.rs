@@ -141,7 +141,7 @@ pub fn give_up(py: Python<'_>, mut request: Request, owners: Owners) {
 }
 
 /// Runs native code that waits for other workers, without the GIL; an exception of a signal handler ends it and is
-/// raised.
+/// raised, and so does the end of the copy's run.
 pub fn detached<R: Send>(py: Python<'_>, run: impl FnOnce() -> Result<R, CollectiveError> + Send) -> PyResult<R> {
     interruptibly(py, run)?.map_err(|error| from_collective(py, &error))
 }
@@ -155,7 +155,7 @@ pub fn interruptibly<R: Send>(py: Python<'_>, run: impl FnOnce() -> R + Send) ->
         let seen = Arc::clone(&slot);
         let check = move || {
             if seen.lock().is_none() {
-                *seen.lock() = Python::attach(|py| py.check_signals().err());
+                *seen.lock() = Python::attach(|py| py.check_signals().and_then(|()| check_given_up(py)).err());
             }
             seen.lock().is_some()
         };

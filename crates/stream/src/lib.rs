@@ -30,7 +30,7 @@ use tidemill_dataflow::{ProgressCallback, RunReport};
 use tidemill_dataset::extend::failed;
 use tidemill_dataset::{ActionError, DataSet, DataSetError, Engine, WorkerGroup};
 
-pub use operators::bsp::{BspFunction, BspOptions, BspSetup, CallSpan, MakeBspFunction, OnBusy, bsp};
+pub use operators::bsp::{BspFunction, BspOptions, BspSetup, CallOutput, CallSpan, MakeBspFunction, OnBusy, bsp};
 pub use operators::keyed::{
     KeyContext, KeyLogic, KeyOperator, KeyedBatch, KeyedEngine, KeyedEntry, KeyedFunction, KeyedOptions, KeyedSetup,
     Lifetimes, MakeKeyedFunction, Timer,

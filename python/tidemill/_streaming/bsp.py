@@ -16,7 +16,7 @@ from tidemill._tables.table import Table
 from tidemill._tidemill import Comm, NativeTable
 from tidemill.mpi._comm import Intracomm
 
-__all__ = ["BspContext", "BspFunction", "BspLogic", "Merge", "Split"]
+__all__ = ["BspContext", "BspFunction", "BspLogic", "CallOutput", "Merge", "Place", "Split", "window_of"]
 
 _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
@@ -58,17 +58,23 @@ Merge = Callable[[list[Any]], Any]
 Split = Callable[[Any, int], Sequence[Any]]
 
 
+#: A copy's communicator, its number, the number of copies, and the pickled states of all copies that there were.
+Place = tuple[Comm, int, int, list[bytes]]
+#: New rows, and whether `BspLogic.poll` may give more of the same call.
+CallOutput = tuple[list[NativeTable], bool]
+
+
 class BspLogic:
-    """What the engine calls for one copy; `restored` has the pickled states of all copies that there were."""
+    """What the engine calls for one copy."""
 
     def __init__(
         self,
-        function: BspFunction,
+        function: Callable[..., Any],
         name: str,
         schema: Schema,
         merge: Merge | None,
         split: Split | None,
-        place: tuple[Comm, int, int, list[bytes]],
+        place: Place,
     ) -> None:
         native, self._copy, self._copies, restored = place
         self._comm: Intracomm = Intracomm._wrap(native, name)
@@ -95,19 +101,27 @@ class BspLogic:
             raise DataSetError(f"{self._name}: split= returned {len(parts)} states for {self._copies} copies")
         return parts[self._copy]
 
-    def call(self, rows: NativeTable, window: tuple[int, int] | None, is_rows: bool) -> list[NativeTable]:
+    def call(self, rows: NativeTable, window: tuple[int, int] | None, is_rows: bool) -> CallOutput:
         """Call the function, and return its rows. `window` is in microseconds, or in numbers of rows."""
-        context = BspContext(self._state, _window(window, is_rows), self._copy, self._copies)
+        context = BspContext(self._state, window_of(window, is_rows), self._copy, self._copies)
         made = self._function(self._comm, Table(rows), context)
         self._state = context.state
         if made is None:
-            return []
+            return [], False
         try:
             if isinstance(made, Mapping):
                 made = [made]
-            return [table_of_rows(made, self._schema) if isinstance(made, list) else take_result(made)]
+            return [table_of_rows(made, self._schema) if isinstance(made, list) else take_result(made)], False
         except Exception as error:
             raise DataSetError(f"{self._name}: {describe_error(error)}") from error
+
+    def poll(self, waits: bool) -> CallOutput:
+        """Return more rows of the last call, if it was pending; all of them if this `waits`."""
+        return [], False
+
+    def finish(self) -> list[NativeTable]:
+        """Return the rows that the end of the stream gives. All copies call this together, after their last call."""
+        return []
 
     def save(self) -> bytes:
         """Pickle the state."""
@@ -117,7 +131,7 @@ class BspLogic:
             raise DataSetError(f"{self._name}: its state cannot be pickled: {error}") from error
 
 
-def _window(window: tuple[int, int] | None, is_rows: bool) -> _Window:
+def window_of(window: tuple[int, int] | None, is_rows: bool) -> _Window:
     if window is None:
         return None, None
     start, end = window

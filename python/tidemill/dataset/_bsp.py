@@ -17,7 +17,7 @@ from tidemill._tables.table import Table
 from tidemill._tidemill import NativeTable
 
 if TYPE_CHECKING:
-    from tidemill._streaming.bsp import BspFunction, BspLogic, Merge, Split
+    from tidemill._streaming.bsp import BspLogic, Merge, Place, Split
     from tidemill.dataset._dataset import DataSet
     from tidemill.dataset._expr import Expr
     from tidemill.graph import Context, Output
@@ -66,7 +66,7 @@ def run(function: Callable[[Any, Table], Any], table: Table, parallelism: int | 
 
 def step(
     data: DataSet,
-    function: BspFunction,
+    function: Callable[..., Any],
     schema: Schema | None,
     window: Expr | None,
     by: str | Iterable[str],
@@ -74,8 +74,11 @@ def step(
     parallelism: int | None,
     on_busy: str,
     time: str | None,
+    make_logic: Callable[[Callable[..., Any], str, Place], BspLogic] | None = None,
 ) -> DataSet:
-    """See `DataSet.bsp` on a stream; `state` merges and splits states."""
+    """See `DataSet.bsp` on a stream; `state` merges and splits states. `make_logic` makes what calls the function, given that,
+    its name and a copy's place.
+    """
     from tidemill._streaming.bsp import BspLogic
     from tidemill.dataset._expr import Expr
 
@@ -101,6 +104,8 @@ def step(
     called = run_in_callback("a function of bsp", function)
 
     def logic(*place: Any) -> BspLogic:
+        if make_logic is not None:
+            return make_logic(called, name, place)
         return BspLogic(called, name, schema, *state, place)
 
     native = None if window is None else window._native

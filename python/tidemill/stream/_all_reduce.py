@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from tidemill import mpi
-from tidemill._streaming.bsp import BspContext
-from tidemill._tables.durations import Duration
+from tidemill._streaming.bsp import Place
+from tidemill._streaming.rounds import OPERATIONS, RoundFunction, RoundLogic
+from tidemill._tables.durations import Duration, seconds
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import function_name
 from tidemill._tables.table import Table
+from tidemill.dataset._bsp import step
 from tidemill.dataset._dataset import DataSet
 from tidemill.dataset._expr import IntoExpr
 from tidemill.stream._windows import Windows, tumbling, window
@@ -28,7 +28,6 @@ _SCHEMA = {
     "window_end": "timestamp[us]",
     "value": "List(Float64)",
 }
-_OPS = {"sum": mpi.SUM, "mean": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
 
 
 def all_reduce(
@@ -40,6 +39,7 @@ def all_reduce(
     op: Literal["sum", "mean", "min", "max"] = "sum",
     by: str | Iterable[str] = (),
     parallelism: int | None = None,
+    max_wait: Duration | None = None,
 ) -> DataSet:
     """Return a stream of values that all copies of a function compute together: the totals of each second, or a model
     whose copies learn from different rows.
@@ -67,24 +67,38 @@ def all_reduce(
         Rows with equal values in these columns go to the same copy. By default rows are spread by all their values.
     parallelism : int, optional
         Number of copies; by default as many as other steps have.
+    max_wait : str, number of seconds or timedelta, optional
+        A round does not wait for a copy whose function takes longer than this, for example ``"200ms"``. The round is
+        reduced without that copy's part, and the part goes into the next round that it is ready for; ``"mean"`` is over
+        the parts that a round has. By default rounds wait for all copies.
 
     Returns
     -------
     DataSet
         A stream with the columns ``round`` (int64, from 0), ``window_start`` and ``window_end`` (timestamps of the
         round, null unless `every` is a length of time) and ``value`` (a list of float64: the array, flattened in C
-        order). With rounds of event time, ``window_end`` is the time of a row, so windows can follow.
+        order). With rounds of event time, ``window_end`` is the time of a row, so windows can follow. With `max_wait`
+        also ``left_out`` (a list of int64): the copies that were late, by their numbers from 0.
 
     Raises
     ------
     DataSetError
         If `rows` is a table, or options contradict each other. The job fails with it on every worker if the function
-        raises, or if it returns different shapes on different copies.
+        raises, if it returns different shapes on different copies, or, with `max_wait`, in different rounds.
 
     Notes
     -----
     The value is part of the stream's checkpoints, and a job that goes on with another number of copies goes on with
-    it. `DataSet.bsp` is the general form: any collectives, any results, and a state for each copy.
+    it. So is what was left out: each copy's part of each round is in one result, also after a failure. At the end of
+    the stream, what is left makes one more round. `max_wait` bounds the time of functions from when all copies have
+    the rows of the round; it does not bound how long rows take to arrive. The first round waits for all copies, one in
+    which every copy is late waits for the first, and a copy that is 16 rounds behind is waited for.
+
+    Arrays of 1 MiB or more are reduced while rows arrive and the next round fills. Between hosts they go around slow
+    links, like ``comm.Allreduce(..., algorithm="adaptive")``: rates are measured between rounds, and each round has one
+    overlay. Sums of floats may then differ in their last bits from run to run.
+
+    `DataSet.bsp` is the general form: any collectives, any results, and a state for each copy.
 
     Examples
     --------
@@ -101,7 +115,7 @@ def all_reduce(
     name = function_name(function)
     if not rows._native.is_stream():
         raise DataSetError(f"{name}: all_reduce is for streams, and this is a table; use bsp for one reduction")
-    if op not in _OPS:
+    if op not in OPERATIONS:
         raise DataSetError(f'{name}: op={op!r} must be "sum", "mean", "min" or "max"')
     counts = isinstance(every, Windows)
     if (every is None or counts) != (on is None):
@@ -109,47 +123,21 @@ def all_reduce(
             f"{name}: every= is a length of event time, and on= is the column that has it; pass both, or neither. Windows of "
             "count_window take no on="
         )
-    return rows.bsp(
-        _Round(function, name, op),
-        _SCHEMA,
-        window=None if every is None else window(every if isinstance(every, Windows) else tumbling(every), on=on),
-        time=None if on is None else "window_end",
-        by=by,
-        # The value is the same on all copies.
-        merge=lambda states: states[0],
-        parallelism=parallelism,
+    max_wait_s = None if max_wait is None else seconds(max_wait, f"{name}: max_wait")
+    schema = _SCHEMA if max_wait is None else _SCHEMA | {"left_out": "List(Int64)"}
+
+    def make_logic(called: RoundFunction, name: str, place: Place) -> RoundLogic:
+        return RoundLogic(called, name, schema, op, max_wait_s, place)
+
+    return step(
+        rows,
+        function,
+        schema,
+        None if every is None else window(every if isinstance(every, Windows) else tumbling(every), on=on),
+        by,
+        (None, None),
+        parallelism,
+        "wait",
+        None if on is None else "window_end",
+        make_logic,
     )
-
-
-class _Round:
-    """A function of `DataSet.bsp` whose state is the number of the next round and the last value."""
-
-    def __init__(self, function: Callable[[Table, Any], Any], name: str, op: str) -> None:
-        self._function = function
-        self._op = op
-        self.__qualname__ = name
-
-    def __call__(self, comm: mpi.Intracomm, rows: Table, context: BspContext) -> list[dict[str, Any]]:
-        import numpy as np
-
-        number, last = context.state or (0, None)
-        returned = self._function(rows, last)
-        try:
-            if returned is None:
-                raise TypeError("a copy without rows must return one, too")
-            own = np.asarray(returned, dtype=np.float64, order="C")
-        except (TypeError, ValueError) as error:
-            raise DataSetError(
-                f"it returned {type(returned).__name__}, and all_reduce takes a number or an array of numbers: {error}"
-            ) from None
-        value = np.empty_like(own)
-        comm.Allreduce(own, value, _OPS[self._op])
-        if self._op == "mean":
-            value /= comm.size
-        context.state = (number + 1, value)
-        if comm.rank != 0:
-            return []
-        timed = isinstance(context.window_end, datetime)
-        start, end = (context.window_start, context.window_end) if timed else (None, None)
-        bounds = {"window_start": start, "window_end": end}
-        return [{"round": number, **bounds, "value": value.ravel().tolist()}]

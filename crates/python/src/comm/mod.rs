@@ -96,6 +96,13 @@ impl Comm {
         Ok(self.get(py)?.describe_overlay())
     }
 
+    /// Measures links if that is due, and changes the overlay if it pays, for the all-reduces of `bytes` bytes with
+    /// ``algorithm="adaptive"`` that do not wait. Collective.
+    fn _adapt(&self, py: Python<'_>, bytes: u64) -> PyResult<()> {
+        let comm = self.get(py)?;
+        detached(py, || comm.adapt(bytes))
+    }
+
     fn _is_usable(&self) -> bool {
         self.shared.as_ref().is_some_and(|s| !s.freed.load(Ordering::Relaxed))
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidemill_collective::Communicator;
 use tidemill_dataflow::{TaskError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
-use tidemill_stream::{BspFunction, CallSpan, MakeBspFunction};
+use tidemill_stream::{BspFunction, CallOutput, CallSpan, MakeBspFunction};
 
 use super::calls::CallerThread;
 use super::frame::exception_text;
@@ -78,9 +78,20 @@ fn call<T: Send + 'static>(
     Ok(wait_in_copy(called)??)
 }
 
+/// Tables, and whether more may come.
+fn output(py: Python<'_>, made: &Py<PyAny>) -> PyResult<CallOutput> {
+    let (tables, is_pending) = made.extract::<(Py<PyAny>, bool)>(py)?;
+    Ok(CallOutput { rows: batches(py, &tables)?, is_pending })
+}
+
+fn batches(py: Python<'_>, tables: &Py<PyAny>) -> PyResult<Vec<RecordBatch>> {
+    let tables = tables.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
+    Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+}
+
 impl BspFunction for PythonBsp {
-    fn call(&mut self, _comm: &Communicator, rows: RecordBatch, of: CallSpan) -> Result<Vec<RecordBatch>, TaskError> {
-        let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
+    fn call(&mut self, _comm: &Communicator, rows: RecordBatch, of: CallSpan) -> Result<CallOutput, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(CallOutput::default()) };
         call(&mut self.thread, move |py| {
             let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
             let (window, is_rows) = match of {
@@ -88,10 +99,18 @@ impl BspFunction for PythonBsp {
                 CallSpan::Time(start, end) => (Some((start, end)), false),
                 CallSpan::Rows(start, end) => (Some((start, end)), true),
             };
-            let made = logic.call_method1(py, "call", (table, window, is_rows))?;
-            let tables = made.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
-            Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+            output(py, &logic.call_method1(py, "call", (table, window, is_rows))?)
         })
+    }
+
+    fn poll(&mut self, waits: bool) -> Result<CallOutput, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(CallOutput::default()) };
+        call(&mut self.thread, move |py| output(py, &logic.call_method1(py, "poll", (waits,))?))
+    }
+
+    fn finish(&mut self) -> Result<Vec<RecordBatch>, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
+        call(&mut self.thread, move |py| batches(py, &logic.call_method0(py, "finish")?))
     }
 
     fn save(&mut self) -> Result<Bytes, TaskError> {

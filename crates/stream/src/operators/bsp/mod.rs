@@ -30,6 +30,9 @@ use crate::operators::function_table::{FunctionExec, FunctionQuery, column_place
 use crate::time::window::{EarlyResults, WindowKind, WindowRule};
 
 /// One copy's part of a function that all copies of a task call together.
+///
+/// A call may leave work behind that goes on by itself while rows come, such as a reduction. There is at most one such
+/// call: the copy waits for it before the next one, before it meets the others at a barrier, and at the end.
 pub trait BspFunction: Send {
     /// Called when all copies have reached the end of a window or an epoch. `rows` are this copy's, in the order of
     /// their times, or else of their arrival. The function may make any calls on `comm`, the same on all copies.
@@ -41,13 +44,40 @@ pub trait BspFunction: Send {
         comm: &Communicator,
         rows: RecordBatch,
         of: CallSpan,
-    ) -> std::result::Result<Vec<RecordBatch>, TaskError>;
+    ) -> std::result::Result<CallOutput, TaskError>;
 
-    /// Returns this copy's state, to be saved in a checkpoint.
+    /// Called from time to time after a call that is pending, whatever other copies do. If it `waits`, it returns once
+    /// the call has ended.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn poll(&mut self, waits: bool) -> std::result::Result<CallOutput, TaskError> {
+        let _ = waits;
+        Ok(CallOutput::default())
+    }
+
+    /// Called once on all copies together, after the last call, if the stream has ended.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn finish(&mut self) -> std::result::Result<Vec<RecordBatch>, TaskError> {
+        Ok(Vec::new())
+    }
+
+    /// Returns this copy's state, to be saved in a checkpoint. No call is pending.
     ///
     /// # Errors
     /// Fails the job.
     fn save(&mut self) -> std::result::Result<Bytes, TaskError>;
+}
+
+/// What a call has returned so far.
+#[derive(Debug, Default)]
+pub struct CallOutput {
+    /// New rows.
+    pub rows: Vec<RecordBatch>,
+    /// More may come: [`BspFunction::poll`] gives it.
+    pub is_pending: bool,
 }
 
 /// The rows that a call is for.

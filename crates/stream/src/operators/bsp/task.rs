@@ -16,7 +16,7 @@ use tidemill_dataflow::{Emitter, Operator, TaskContext, TaskError};
 
 use super::row_turns::{RowTurn, RowTurns};
 use super::turns::{Moment, Turn, Turns, WindowEnds};
-use super::{BspExec, BspFunction, BspSetup, BspWindow, CallSpan, OnBusy};
+use super::{BspExec, BspFunction, BspSetup, BspWindow, CallOutput, CallSpan, OnBusy};
 use crate::rows::keyed::KeyedRows;
 use crate::rows::late_rows::LateCount;
 use crate::state::expiring_rows::{ExpiringRows, KeptState};
@@ -126,6 +126,8 @@ pub(crate) struct BspTask {
     panes: BTreeMap<Micros, PaneRows>,
     /// Until then, the copy only accepts input that arrived while the function was busy.
     rests_until: Option<Instant>,
+    /// While a call is pending: what had been called by then. Its results have no earlier time.
+    pending_since: Option<Micros>,
     held: OperatorMemory,
 }
 
@@ -153,6 +155,7 @@ impl BspTask {
             state: KeptState::new(kept, shape.keyed.keys()),
             panes: BTreeMap::new(),
             rests_until: None,
+            pending_since: None,
             held,
         };
         if let Some(restored) = restored {
@@ -212,6 +215,10 @@ impl BspTask {
 
     /// Does what is due at the current moment.
     fn advance(&mut self, waits: bool, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        if self.moment != Moment::Time {
+            // The copy is about to wait for the others, and they may wait for its part of the pending call.
+            self.settle(true, emit)?;
+        }
         if self.row_turns.is_some() {
             return self.advance_rows(waits, emit);
         }
@@ -233,9 +240,13 @@ impl BspTask {
                 let numbers: Vec<u32> = (0..self.state.kept.count()).collect();
                 self.call(&numbers, CallSpan::Epoch, emit)?;
                 self.state.retain(|_| false)?;
-                Ok(EmitStatus::Done)
+                self.pass(emit)
             }
-            Turn::Over | Turn::NotYet => {
+            Turn::Over => {
+                self.forget()?;
+                self.pass(emit)
+            }
+            Turn::NotYet => {
                 self.forget()?;
                 Ok(EmitStatus::Done)
             }
@@ -257,8 +268,33 @@ impl BspTask {
                 }
                 Ok(EmitStatus::More)
             }
-            RowTurn::Over | RowTurn::NotYet => Ok(EmitStatus::Done),
+            RowTurn::Over => self.pass(emit),
+            RowTurn::NotYet => Ok(EmitStatus::Done),
         }
+    }
+
+    /// All calls at this moment have been made: ends the last one before a barrier, and everything at the end.
+    fn pass(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        if self.moment != Moment::Time {
+            self.settle(true, emit)?;
+        }
+        if self.moment == Moment::End {
+            let made = self.function.finish()?;
+            self.emit(made, emit)?;
+        }
+        Ok(EmitStatus::Done)
+    }
+
+    /// Emits what a pending call has returned meanwhile, or all of it if this `waits`.
+    fn settle(&mut self, waits: bool, emit: &mut Emitter) -> Result<(), TaskError> {
+        if self.pending_since.is_some() {
+            let CallOutput { rows, is_pending } = self.function.poll(waits)?;
+            if !is_pending {
+                self.pending_since = None;
+            }
+            self.emit(rows, emit)?;
+        }
+        Ok(())
     }
 
     /// Whether the copy only accepts input for now. It still answers agreements, and does not delay barriers or the
@@ -293,9 +329,16 @@ impl BspTask {
 
     /// Calls the function for these rows.
     fn call(&mut self, numbers: &[u32], of: CallSpan, emit: &mut Emitter) -> Result<(), TaskError> {
+        self.settle(true, emit)?;
         let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
         let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
-        for made in self.function.call(self.turns.comm(), rows, of)? {
+        let CallOutput { rows, is_pending } = self.function.call(self.turns.comm(), rows, of)?;
+        self.pending_since = is_pending.then(|| self.turns.called());
+        self.emit(rows, emit)
+    }
+
+    fn emit(&self, made: Vec<RecordBatch>, emit: &mut Emitter) -> Result<(), TaskError> {
+        for made in made {
             let rows = self.shape.exec.finish(made)?;
             if rows.num_rows() > 0 {
                 emit.send(rows);
@@ -371,8 +414,9 @@ impl Operator for BspTask {
             return Some(OutputTime { time: EventTime(turns.now()), is_settled: !turns.is_pending() });
         }
         self.turns.windows()?;
-        let is_settled = !self.turns.is_pending() && !self.turns.is_due();
-        Some(OutputTime { time: EventTime(self.turns.called()), is_settled })
+        let is_settled = !self.turns.is_pending() && !self.turns.is_due() && self.pending_since.is_none();
+        let time = self.pending_since.unwrap_or_else(|| self.turns.called());
+        Some(OutputTime { time: EventTime(time), is_settled })
     }
 
     fn ticks(&self) -> Option<Duration> {
@@ -383,6 +427,7 @@ impl Operator for BspTask {
         if let Some(turns) = &mut self.row_turns {
             turns.tick();
         }
+        self.settle(false, emit)?;
         self.look(emit)
     }
 
