@@ -1,6 +1,7 @@
 //! Each row to one copy: to the one that owns its key's bucket, to the next in turn, or to the one a function names.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -157,6 +158,8 @@ struct AssignByKey {
     counts: Vec<u32>,
     rows: usize,
     bytes: u64,
+    /// When others were last told.
+    told: Instant,
     metrics: Arc<BucketCounts>,
     /// Those whose keys are counted.
     sampled: SampledRows,
@@ -165,6 +168,8 @@ struct AssignByKey {
 /// Others are told of counts when there have been so many rows of each bucket, on average: to tell of a bucket takes
 /// longer than to deal some rows.
 const COUNTED_ROWS: usize = 16;
+/// Or when this time has passed: rates of slow streams would come in lumps, or not at all, between two checkpoints.
+const COUNTED_TIME: Duration = Duration::from_millis(100);
 
 impl Partitioner for ByKey {
     fn start(&self, seat: &PartitionerContext) -> Box<dyn RowAssigner> {
@@ -178,6 +183,7 @@ impl Partitioner for ByKey {
             counts: vec![0; buckets as usize],
             rows: 0,
             bytes: 0,
+            told: Instant::now(),
             metrics: Arc::clone(metrics),
             sampled: SampledRows::new(seat.source.into()),
         })
@@ -205,7 +211,7 @@ impl RowAssigner for AssignByKey {
         }));
         self.rows += batch.num_rows();
         self.bytes += batch_bytes(batch);
-        if self.rows >= COUNTED_ROWS * counts.len() {
+        if self.rows >= COUNTED_ROWS * counts.len() || self.told.elapsed() >= COUNTED_TIME {
             self.flush_metrics();
         }
         if !self.sampled.skip(batch.num_rows()) {
@@ -222,6 +228,7 @@ impl RowAssigner for AssignByKey {
         if self.rows == 0 {
             return;
         }
+        self.told = Instant::now();
         let bytes_per_row = std::mem::take(&mut self.bytes) / std::mem::take(&mut self.rows) as u64;
         for (bucket, count) in self.counts.iter_mut().enumerate().filter(|(_, count)| **count > 0) {
             let rows = u64::from(std::mem::take(count));
