@@ -48,7 +48,7 @@ const JUDGE_S_MAX: f64 = 15.0;
 /// A rate that is lower by this fraction is worse if known capacities agree,
 const WORSE: f64 = 0.05;
 /// or by this one, whatever is known about links.
-const MUCH_WORSE: f64 = 0.25;
+const MUCH_WORSE: f64 = 0.15;
 /// For this many seconds nothing is done after an action made things worse or failed, at first and at most.
 const BACK_OFF_S: f64 = 60.0;
 const BACK_OFF_S_MAX: f64 = 3600.0;

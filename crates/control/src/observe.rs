@@ -7,13 +7,15 @@
 mod capacity;
 mod history;
 mod links;
+pub(crate) mod smoothing;
 
 use std::collections::BTreeMap;
 
 use self::{
     capacity::Capacity,
-    history::History,
+    history::{History, Span},
     links::{Flows, Fullness},
+    smoothing::{smooth, smooth_work},
 };
 use crate::{
     layout::{ClusterLayout, TaskRole},
@@ -215,14 +217,16 @@ impl Observer {
                 });
                 rates.interpreter.push(rate(|task| task.interpreter_ns) / 1e9);
             }
+            let Some(seconds) = span.bucket_seconds() else { continue };
+            let on_cpu = on_cpu(&span, seconds);
             // A bucket missing from the older sample had counted nothing then.
             for (sample, sign) in [(span.newest, 1.0), (span.oldest, -1.0)] {
                 for bucket in &sample.buckets {
                     let at = bucket.bucket as usize;
                     if let Some(rates) = tasks.get_mut(bucket.task as usize).filter(|rates| at < rates.rows_s.len()) {
-                        let weight = sign / span.seconds;
+                        let weight = sign / seconds;
                         rates.rows_s[at] += weight * bucket.rows as f64;
-                        rates.work[at] += weight * bucket.work_ns as f64 / 1e9;
+                        rates.work[at] += weight * on_cpu * bucket.work_ns as f64 / 1e9;
                         rates.sent_bytes_s[at * hosts + host] += weight * bucket.bytes as f64;
                     }
                 }
@@ -236,8 +240,34 @@ impl Observer {
                 }
             }
         }
+        self.smooth(layout, &mut tasks);
         self.heavy_keys(layout, &mut tasks);
         tasks
+    }
+
+    /// Takes chance out of the rates of buckets.
+    fn smooth(&self, layout: &ClusterLayout, tasks: &mut [TaskRates]) {
+        let hosts = layout.hosts.len();
+        let spans = self.known(layout).filter_map(|(_, _, history)| history.span()?.bucket_seconds());
+        let Some(seconds) = spans.reduce(f64::min) else { return };
+        for (rates, task) in tasks.iter_mut().zip(&layout.tasks) {
+            let rows_s: f64 = rates.rows_s.iter().sum();
+            let is_of_copies = task.owners.iter().all(|owner| (*owner as usize) < task.copy_workers.len());
+            if rows_s <= 0.0 || !is_of_copies {
+                continue;
+            }
+            let bytes_per_row = rates.sent_bytes_s.iter().sum::<f64>() / rows_s;
+            let in_use: Vec<bool> = rates.rows_s.iter().map(|rows_s| *rows_s > 0.0).collect();
+            smooth(&mut rates.rows_s, &in_use, &task.owners, 1.0 / seconds);
+            smooth_work(&mut rates.work, &rates.rows_s, &task.owners, seconds);
+            for host in 0..hosts {
+                let mut sent: Vec<f64> = rates.sent_bytes_s.iter().skip(host).step_by(hosts).copied().collect();
+                smooth(&mut sent, &in_use, &task.owners, bytes_per_row / seconds);
+                for (bucket, bytes_s) in sent.into_iter().enumerate() {
+                    rates.sent_bytes_s[bucket * hosts + host] = bytes_s;
+                }
+            }
+        }
     }
 
     /// Sums up what workers have sent of their most frequent keys.
@@ -282,11 +312,11 @@ impl Observer {
         }
         let fullness = Fullness::of(&flows);
         let now_s = self.now_s;
-        for (host, taken) in cpus_taken(&self.rates.hosts).into_iter().enumerate() {
+        for (host, (short, taken)) in cpus_short(&self.rates.hosts).into_iter().enumerate() {
             let (report, limits) = (&mut self.rates.hosts[host], &mut self.rates.limits[host]);
             (report.in_bytes_s, report.out_bytes_s) = (flows.inbound(host).bytes_s, flows.outbound(host).bytes_s);
             let waits = report.cpus_waited / (report.cpus_used + report.cpus_waited).max(1e-9);
-            self.cpus[host].update(now_s, report.cpus_used, waits, taken);
+            self.cpus[host].update(now_s, report.cpus_used, waits, short);
             self.inbound[host].update(now_s, report.in_bytes_s, flows.inbound(host).busy, fullness.inbound[host]);
             self.outbound[host].update(now_s, report.out_bytes_s, flows.outbound(host).busy, fullness.outbound[host]);
             report.in_capacity = self.inbound[host].value();
@@ -322,20 +352,37 @@ impl Observer {
     }
 }
 
-/// The hosts where other programs take CPUs: threads wait for CPUs although the job uses fewer than it may.
-fn cpus_taken(hosts: &[HostReport]) -> Vec<bool> {
+/// Which fraction of its work on buckets a worker had a CPU for. Work is measured by a clock that runs on while the
+/// thread waits for a CPU; buckets would look the heavier the less of its CPUs a host gets, and others would seem to
+/// have no room for them.
+fn on_cpu(span: &Span<'_>, bucket_seconds: f64) -> f64 {
+    let work = |sample: &WorkerSample| sample.buckets.iter().map(|bucket| bucket.work_ns).fold(0, u64::saturating_add);
+    let worked = work(span.newest).saturating_sub(work(span.oldest)) as f64 / 1e9 / bucket_seconds;
+    let (used, waited) = (span.rate(|sample| sample.cpu_ns) / 1e9, span.rate(|sample| sample.cpu_wait_ns) / 1e9);
+    if used <= 0.0 || worked <= 0.0 {
+        return 1.0;
+    }
+    // Functions may also wait for something else, which occupies their copy: that stays work.
+    (used / worked).max(used / (used + waited)).min(1.0)
+}
+
+/// By host: whether threads wait for CPUs although the job uses fewer than it may, so that it has no more than it uses;
+/// and whether other programs take them.
+///
+/// The first may be so on all hosts. Their number of CPUs is a whole one, of which a container may have a fraction.
+fn cpus_short(hosts: &[HostReport]) -> Vec<(bool, bool)> {
     let waits = |host: &HostReport| host.cpus_waited / host.cpus_used.max(1e-9);
     let mut all: Vec<f64> = hosts.iter().map(waits).collect();
     all.sort_by(f64::total_cmp);
     // If the threads of all hosts wait alike, as on one machine that emulates many hosts, no host is to blame.
     let usual = if all.len() < 3 { 0.0 } else { all[(all.len() - 1) / 2] };
-    let taken = |host: &HostReport| {
+    let short = |host: &HostReport| {
         let demand = host.cpus_used + host.cpus_waited;
         // Threads that wake together wait for each other even on CPUs that are mostly idle.
         let short = host.cpus_used < 0.85 * host.cores && demand > 0.9 * host.cores;
-        short && waits(host) > 0.5 && waits(host) > 2.0 * usual
+        short && waits(host) > 0.5
     };
-    hosts.iter().map(taken).collect()
+    hosts.iter().map(|host| (short(host), short(host) && waits(host) > 2.0 * usual)).collect()
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub struct WorkerSample {
     pub links: Vec<LinkCounters>,
     /// Tasks with copies on this worker.
     pub tasks: Vec<TaskCounters>,
+    /// When `buckets` were read, as `at_ns`: they are reported less often than the rest.
+    pub buckets_at_ns: u64,
     /// Buckets that it has sent rows to, or that its copies have worked on.
     pub buckets: Vec<BucketCounters>,
     /// The most frequent keys that it has recently sent, according to a sketch.

@@ -109,6 +109,7 @@ pub(crate) fn random_samples(random: &mut Random) -> Vec<WorkerSample> {
         cpu_wait_ns: any(random),
         links: (0..random.below(6)).map(|_| link(random)).collect(),
         tasks: (0..random.below(6)).map(|_| task(random)).collect(),
+        buckets_at_ns: any(random),
         buckets: (0..random.below(9)).map(|_| bucket(random)).collect(),
         heavy_keys: (0..random.below(4)).map(|_| key(random)).collect(),
     };

@@ -6,8 +6,10 @@ use super::state::State;
 const HOT: f64 = 0.98;
 /// The most moves that are priced, so that the search ends in milliseconds.
 const PRICED_MAX: usize = 300_000;
-/// The most swaps that are priced: they matter if buckets are few.
+/// The most swaps that are priced, and up to how many buckets of a copy: with more, moves alone come as near, and each
+/// swap moves two buckets.
 const SWAPS_MAX: usize = 5_000;
+const SWAPS_BUCKETS_MAX: usize = 16;
 /// A step must gain this fraction of the price, divided by the number of buckets.
 const STEP_MIN: f64 = 0.01;
 /// The weight of evenness at first.
@@ -37,7 +39,8 @@ pub(super) fn improve(state: &mut State<'_>) {
 
 /// Makes moves, and swaps when no move helps: first with evenness in the price, then for the objective alone.
 fn descend(state: &mut State<'_>, left: &mut usize) {
-    let mut swaps = SWAPS_MAX;
+    let are_few = state.problem.items.len() <= SWAPS_BUCKETS_MAX * state.problem.lanes.len();
+    let mut swaps = if are_few { SWAPS_MAX } else { 0 };
     for evenness in [EVENNESS, 0.0] {
         state.evenness = evenness;
         while *left > 0 && (move_all(state, left) || swap_one(state, &mut swaps)) {}

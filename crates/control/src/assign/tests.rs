@@ -1,7 +1,7 @@
 use super::{plan::AssignError, problem::Problem, state::State, *};
 use crate::{
     layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole},
-    observe::{HostLimits, Rates, TaskRates},
+    observe::{HostLimits, Rates, TaskRates, smoothing::smooth},
     report::{HostLinkReport, HostReport},
     testing::Random,
 };
@@ -160,6 +160,43 @@ fn goes_around_a_choked_inbound_link() {
     assert_eq!(plan.buckets as usize, 128 - kept, "other hosts' buckets should stay");
     assert!(plan.gain() > 1.0, "{}", plan.gain());
     assert_eq!(plan.state_bytes, u64::from(plan.buckets) * 1000);
+}
+
+/// A host that has been empty needs an eighth of all buckets. Rates of seconds are partly chance: following that as well
+/// moves half of all buckets, for nothing.
+#[test]
+fn fills_an_empty_host_with_few_moves() {
+    for seed in 0..5 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let mut layout = layout_of(8, 1, 1, 1024);
+        let others = [0, 2, 3, 4, 5, 6, 7];
+        layout.tasks[0].owners = (0..1024).map(|bucket| others[bucket * 7 / 1024]).collect();
+        // Seven rows of each bucket, give or take three.
+        let rows: Vec<f64> =
+            (0..1024 * 8).map(|_| (0..7).filter(|_| random.below(8) == 0).count() as f64 * 4096.0).collect();
+        let mut rates = rates_of(&layout, |_| 0.0001, |host, bucket| rows[bucket * 8 + host]);
+        for host in 0..8 {
+            let mut sent: Vec<f64> = rates.tasks[0].sent_bytes_s.iter().skip(host).step_by(8).copied().collect();
+            smooth(&mut sent, &[true; 1024], &layout.tasks[0].owners, 4096.0);
+            (0..1024).for_each(|bucket| rates.tasks[0].sent_bytes_s[bucket * 8 + host] = sent[bucket]);
+        }
+        for known in [false, true] {
+            let mut rates = rates.clone();
+            if known {
+                rates.hosts.iter_mut().for_each(|host| host.in_capacity = Some(4e6));
+            }
+            let plan = assign(&Problem::of(&layout, &rates).of_buckets_alone()).unwrap();
+            let mut loads = [0.0; 8];
+            for (bucket, owner) in plan.owners[0].1.iter().enumerate() {
+                loads[*owner as usize] += (0..8).map(|host| rows[bucket * 8 + host]).sum::<f64>();
+            }
+            let (most, mean) = (loads.iter().fold(0.0, |a: f64, b| a.max(*b)), loads.iter().sum::<f64>() / 8.0);
+            println!("{} buckets, fullest {:.3}", plan.buckets, most / mean);
+            assert!((70..=160).contains(&plan.buckets), "{} buckets", plan.buckets);
+            assert!(most < 1.1 * mean, "{loads:?}");
+        }
+    }
 }
 
 /// `tidemill balance` on a job whose links have never been full.

@@ -110,6 +110,7 @@ impl Fluid {
         let ns = |share: f64| (share * TICK_S * 1e9) as u64;
         for (from, sample) in self.counters.iter_mut().enumerate() {
             sample.at_ns += ns(1.0);
+            sample.buckets_at_ns = sample.at_ns;
             sample.cpu_ns += ns(0.2);
             for (bucket, owner) in self.layout.tasks[1].owners.iter().enumerate() {
                 let bytes = rate / HOSTS as f64 * self.shares[bucket] * TICK_S;

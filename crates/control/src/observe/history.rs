@@ -72,6 +72,12 @@ impl<'a> Span<'a> {
         (ns >= SPAN_NS_MIN).then_some(Self { oldest, newest, seconds: ns as f64 / 1e9 })
     }
 
+    /// The seconds between the readings of buckets; `None` if that says nothing.
+    pub(super) fn bucket_seconds(&self) -> Option<f64> {
+        let ns = self.newest.buckets_at_ns.saturating_sub(self.oldest.buckets_at_ns);
+        (ns >= SPAN_NS_MIN).then_some(ns as f64 / 1e9)
+    }
+
     /// How much a counter rises per second.
     pub(super) fn rate(&self, counter: impl Fn(&WorkerSample) -> u64) -> f64 {
         counter(self.newest).saturating_sub(counter(self.oldest)) as f64 / self.seconds

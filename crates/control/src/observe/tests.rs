@@ -62,6 +62,7 @@ fn samples_at(hosts: u32, s: f64, flow: &dyn Fn(u32, u32) -> (f64, bool)) -> Vec
                     ..TaskCounters::default()
                 },
             ],
+            buckets_at_ns: count(SECOND),
             buckets: vec![BucketCounters {
                 task: 1,
                 bucket: worker,
@@ -145,6 +146,36 @@ fn forgets_what_may_have_changed() {
         capacity.update(f64::from(s), 98.0, 0.0, false);
     }
     assert_eq!(capacity.value(), None);
+}
+
+/// On a host whose CPUs others take, buckets would seem to need more than any host has, and nothing would move away.
+#[test]
+fn work_is_what_a_cpu_was_there_for() {
+    let (layout, mut observer) = (layout_of(2), Observer::new());
+    for half in 1..20 {
+        let mut samples = samples_at(2, f64::from(half) / 2.0, &|_, _| (100.0, false));
+        // Worker 1 has work for all of a second, and a tenth of a CPU.
+        samples[1].buckets[0].work_ns = samples[1].at_ns;
+        (samples[1].cpu_ns, samples[1].cpu_wait_ns) = (samples[1].at_ns / 10, samples[1].at_ns * 9 / 10);
+        observer.add(f64::from(half) / 2.0, &layout, &samples);
+    }
+    let work = &observer.rates().tasks[1].work;
+    assert!((work[0] - 0.3).abs() < 0.01 && (work[1] - 0.1).abs() < 0.01, "{work:?}");
+}
+
+/// Buckets are reported with every other sample: rates over the time of the samples would differ from host to host.
+#[test]
+fn rates_of_buckets_cover_the_time_between_their_readings() {
+    let (layout, mut observer) = (layout_of(2), Observer::new());
+    for half in 1..20 {
+        let at = |half: i32| samples_at(2, f64::from(half) / 2.0, &|_, _| (100.0, false));
+        let (mut samples, last) = (at(half), at(half - half % 2));
+        samples[1].buckets.clone_from(&last[1].buckets);
+        samples[1].buckets_at_ns = last[1].buckets_at_ns;
+        observer.add(f64::from(half) / 2.0, &layout, &samples);
+        let rows_s = &observer.rates().tasks[1].rows_s;
+        assert!(half < 6 || (rows_s[1] - 10.0).abs() < 0.1, "{half}: {rows_s:?}");
+    }
 }
 
 /// Counters that restart from zero must give neither negative nor huge rates.

@@ -35,6 +35,8 @@ enum CounterKey {
     Task(u32),
     /// A bucket of a task, by its number.
     Bucket(u32, u32),
+    /// When the buckets were read: not with every message.
+    BucketsRead,
 }
 
 impl CounterKey {
@@ -45,6 +47,7 @@ impl CounterKey {
             CounterKey::Link(peer) => (1, vec![peer.into()]),
             CounterKey::Task(task) => (2, vec![task.into()]),
             CounterKey::Bucket(task, bucket) => (3, vec![task.into(), bucket.into()]),
+            CounterKey::BucketsRead => (4, vec![]),
         }
     }
 
@@ -54,6 +57,7 @@ impl CounterKey {
             1 => CounterKey::Link(bytes.short()?),
             2 => CounterKey::Task(bytes.short()?),
             3 => CounterKey::Bucket(bytes.short()?, bytes.short()?),
+            4 => CounterKey::BucketsRead,
             _ => return None,
         })
     }
@@ -64,6 +68,7 @@ impl CounterKey {
             CounterKey::Link(_) => 14,
             CounterKey::Task(_) => 7,
             CounterKey::Bucket(..) => 3,
+            CounterKey::BucketsRead => 1,
         }
     }
 }
@@ -165,7 +170,7 @@ impl CounterTable {
         for _ in 0..bytes.number()? {
             let key = CounterKey::read(bytes)?;
             let exists = match key {
-                CounterKey::Worker => true,
+                CounterKey::Worker | CounterKey::BucketsRead => true,
                 CounterKey::Link(peer) => peer < workers,
                 CounterKey::Task(task) | CounterKey::Bucket(task, _) => task < tasks,
             };
@@ -208,7 +213,10 @@ impl CounterTable {
         for (key, row) in &self.rows {
             let ns = |at: usize| row[at].saturating_mul(1000);
             match *key {
-                CounterKey::Worker => (sample.at_ns, sample.cpu_ns, sample.cpu_wait_ns) = (ns(0), ns(1), ns(2)),
+                CounterKey::Worker => {
+                    (sample.at_ns, sample.cpu_ns, sample.cpu_wait_ns) = (ns(0), ns(1), ns(2));
+                }
+                CounterKey::BucketsRead => sample.buckets_at_ns = ns(0),
                 CounterKey::Link(peer) => sample.links.push(LinkCounters {
                     peer,
                     sent_bytes: row[0],
@@ -269,9 +277,11 @@ fn rows(sample: &WorkerSample, with_buckets: bool) -> impl Iterator<Item = (Coun
         (CounterKey::Bucket(bucket.task, bucket.bucket), row)
     };
     let buckets = if with_buckets { &sample.buckets[..] } else { &[] };
+    let read = with_buckets.then(|| (CounterKey::BucketsRead, vec![us(sample.buckets_at_ns)]));
     std::iter::once((CounterKey::Worker, worker))
         .chain(sample.links.iter().map(link))
         .chain(sample.tasks.iter().map(task))
+        .chain(read)
         .chain(buckets.iter().map(bucket))
 }
 
@@ -356,6 +366,7 @@ mod tests {
         WorkerSample {
             worker: 3,
             at_ns: 500_000_000 * round,
+            buckets_at_ns: 500_000_000 * round,
             links: (0..=round.min(2) as u32).map(link).collect(),
             tasks: vec![TaskCounters { task: 1, copies: 2, busy_ns: 7_000 * round, ..Default::default() }],
             buckets: (0..100).map(bucket).collect(),

@@ -120,6 +120,7 @@ impl Meter {
         let links = run.links.counters();
         let edges = || run.edges.iter().filter(|edge| !edge.handover);
         let now = Instant::now();
+        let at_ns = self.begun.elapsed().as_nanos() as u64;
         let mut tasks: BTreeMap<u32, TaskCounters> = BTreeMap::new();
         for (task, clock) in run.measurements.clocks.lock().iter() {
             let (counters, times) = (tasks.entry(*task).or_default(), clock.times(now));
@@ -142,11 +143,12 @@ impl Meter {
         }
         WorkerSample {
             worker: run.links.me,
-            at_ns: self.begun.elapsed().as_nanos() as u64,
+            at_ns,
             cpu_ns: ProcessTimes::cpu_ns(),
             cpu_wait_ns: self.process.wait_ns(),
             links,
             tasks: tasks.into_values().collect(),
+            buckets_at_ns: at_ns,
             buckets: buckets(edges()),
             heavy_keys: heavy_keys(edges(), self.looks.is_multiple_of(HALF_LIFE)),
         }
