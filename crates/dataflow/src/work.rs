@@ -209,6 +209,46 @@ impl BatchPacer {
     }
 }
 
+/// How long the rows take that a step passes on, together with its waits for room on links. Where that is long, only a
+/// moment's worth of rows should wait in front of the step: a barrier waits behind all of them, and bytes say nothing
+/// of the time.
+#[derive(Debug, Default)]
+pub(crate) struct SendPace {
+    rows: u64,
+    time: Duration,
+    row_ns: u64,
+}
+
+impl SendPace {
+    /// Single calls say nothing: rows are collected, and then wait together.
+    const SPAN: Duration = Duration::from_millis(250);
+    const ROWS: u64 = 1 << 16;
+    /// Rows that take less do not matter.
+    const ROW_NS_MIN: u64 = 20_000;
+
+    /// Adds rows that took `time`. Returns whether [`SendPace::row_ns`] has been determined anew.
+    pub(crate) fn pass(&mut self, rows: usize, time: Duration) -> bool {
+        (self.rows, self.time) = (self.rows + rows as u64, self.time + time);
+        let is_known = self.time >= Self::SPAN || self.rows >= Self::ROWS;
+        if is_known {
+            let row_ns = self.time.as_nanos() as u64 / self.rows.max(1);
+            self.row_ns = if row_ns < Self::ROW_NS_MIN { 0 } else { row_ns };
+            (self.rows, self.time) = (0, Duration::ZERO);
+        }
+        is_known
+    }
+
+    /// The duration of a row, 0 if that does not matter.
+    pub(crate) fn row_ns(&self) -> u64 {
+        self.row_ns
+    }
+
+    /// How many rows pass in a moment.
+    pub(crate) fn call_rows(&self) -> usize {
+        (CALL.as_nanos() as u64 / self.row_ns.max(1)).max(1) as usize
+    }
+}
+
 /// Returns true if two calls differ enough in length to tell the cost of a row from that of a call.
 fn differ(rows: usize, others: usize) -> bool {
     rows.abs_diff(others).saturating_mul(4) >= rows.min(others)

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use crate::error::TaskError;
 use crate::flow::{BucketHandover, Inputs, Outputs, StreamElement};
 use crate::task::TaskContext;
-use crate::work::StepWork;
+use crate::work::{SendPace, StepWork};
 
 pub(crate) use output_time::OutputMarks;
 pub use output_time::OutputTime;
@@ -267,6 +267,7 @@ struct OperatorDriver<'a, O> {
     work: Arc<StepWork>,
     ticks: Option<Interval>,
     calls_program: bool,
+    pace: SendPace,
     handover: Option<BucketHandover>,
     /// Which input ports the operator wants now.
     wanted: Vec<bool>,
@@ -304,6 +305,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
             work,
             ticks,
             calls_program,
+            pace: SendPace::default(),
             handover,
             wanted: Vec::new(),
             emit: Emitter::default(),
@@ -327,7 +329,16 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                     self.on_tick().await?;
                     continue;
                 }
-                OperatorEvent::Input(Some((port, Some(StreamElement::Batch(batch))))) => self.on_batch(port, batch)?,
+                OperatorEvent::Input(Some((port, Some(StreamElement::Batch(batch))))) => {
+                    let (rows, since) = (batch.num_rows(), Instant::now());
+                    let flow = self.on_batch(port, batch)?;
+                    self.send(flow).await?;
+                    if !self.calls_program && self.pace.pass(rows, since.elapsed()) {
+                        self.inputs.port(port).note_pace(&self.pace);
+                    }
+                    self.tell_time().await?;
+                    continue;
+                }
                 OperatorEvent::Input(Some((_, Some(StreamElement::Mark(mark))))) => {
                     if self.on_mark(mark).await?.is_break() {
                         return Ok(());

@@ -27,7 +27,7 @@ use crate::link::CreditGuard;
 use crate::metrics;
 use crate::task::CancelToken;
 use crate::unaligned::{RecordedItem, Recording, UnalignedSignal};
-use crate::work::BatchPacer;
+use crate::work::{BatchPacer, SendPace};
 
 /// What a stream of batches consists of.
 #[derive(Clone, Debug)]
@@ -157,6 +157,13 @@ impl Input {
         let slow = pace.rows() < SLOW_ROWS_MAX;
         let (row_ns, call_rows) = (if slow { pace.row_ns() } else { 0 }, pace.rows());
         self.streams.iter().for_each(|end| end.edge.note_row_cost(row_ns, call_rows));
+    }
+
+    /// Records how long rows take that this copy passes on: what waits in front of it waits as long.
+    pub(crate) fn note_pace(&self, pace: &SendPace) {
+        if self.marks.is_some() {
+            self.streams.iter().for_each(|end| end.edge.note_row_cost(pace.row_ns(), pace.call_rows()));
+        }
     }
 
     /// The rows that are delivered now; the others come next.
