@@ -268,6 +268,30 @@ mod tests {
         pace.rows()
     }
 
+    /// Rows are collected and then wait together: a pace from single calls would be anything. One that stayed slow
+    /// would keep a step short of rows when its link is free again.
+    #[test]
+    fn a_pace_of_sending_covers_many_calls() {
+        let mut pace = SendPace::default();
+        for call in 0..20 {
+            let time = if call % 4 == 3 { Duration::from_millis(100) } else { Duration::ZERO };
+            if pace.pass(16, time) {
+                assert_eq!(pace.row_ns(), 300_000_000 / (12 * 16));
+                assert_eq!(pace.call_rows(), 48);
+            }
+        }
+        assert!(pace.row_ns() > 0);
+        let mut is_known = false;
+        while !is_known {
+            is_known = pace.pass(1000, Duration::from_micros(100));
+        }
+        is_known = false;
+        while !is_known {
+            is_known = pace.pass(1000, Duration::from_micros(100));
+        }
+        assert_eq!(pace.row_ns(), 0);
+    }
+
     /// A pace that never shrank would delay barriers; one that never grew would make fast functions slow.
     #[test]
     fn rows_follow_what_calls_take() {

@@ -167,9 +167,9 @@ def test_the_controller_moves_keys_away_from_a_slow_host(tmp_path: Path, cluster
             decisions = status["cluster"]["decisions"]
             owners = [task["buckets"]["hosts"] for task in status["cluster"]["tasks"] if task["buckets"]]
             spread = [hosts for hosts in owners if len(set(hosts)) > 1]
-            return any(decision["outcome"] in ("judging", "kept") and decision["buckets"] for decision in decisions) and (
-                all(hosts.count(slow_host) < len(hosts) / HOSTS / 2 for hosts in spread)
-            )
+            return any(
+                decision["outcome"] in ("judging", "kept") and decision["buckets"] for decision in decisions
+            ) and (all(hosts.count(slow_host) < len(hosts) / HOSTS / 2 for hosts in spread))
 
         stream.await_cluster(have_moved, "buckets that have moved away from the slow host")
         stream.ended()

@@ -248,8 +248,8 @@ mod tests {
         RecordBatch::try_from_iter(columns).unwrap()
     }
 
-    /// Blocks for slow links are pieces of batches: if each had all texts of its batch, half of what crosses the link would
-    /// be for nobody.
+    /// Blocks for slow links are pieces of batches: if each had all texts of its batch, half of what crosses the link
+    /// would be for nobody.
     #[test]
     fn half_a_batch_takes_half_the_bytes() {
         let texts = || (0..4).map(|row| format!("{row}").repeat(4096));

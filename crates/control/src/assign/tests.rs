@@ -162,8 +162,8 @@ fn goes_around_a_choked_inbound_link() {
     assert_eq!(plan.state_bytes, u64::from(plan.buckets) * 1000);
 }
 
-/// A host that has been empty needs an eighth of all buckets. Rates of seconds are partly chance: following that as well
-/// moves half of all buckets, for nothing.
+/// A host that has been empty needs an eighth of all buckets. Rates of seconds are partly chance: following that as
+/// well moves half of all buckets, for nothing.
 #[test]
 fn fills_an_empty_host_with_few_moves() {
     for seed in 0..5 {

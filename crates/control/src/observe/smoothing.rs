@@ -1,10 +1,10 @@
-//! Takes chance out of the rates of buckets: within seconds, a bucket of a slow stream gets a handful of rows, and those
-//! that happen to get most would be moved for load that they do not have.
+//! Takes chance out of the rates of buckets: within seconds, a bucket of a slow stream gets a handful of rows, and
+//! those that happen to get most would be moved for load that they do not have.
 //!
 //! Rows arrive at random, so counts vary as much as their mean by chance alone. What they vary beyond that is real.
 //! Rates are pulled towards the mean of their owner's buckets as far as chance explains them. The sum of each owner
-//! stays: it is of many rows, and certain. Buckets without rows stay so. Work is measured for a few rows only: it goes by
-//! rows, except for the differences that are more than chance.
+//! stays: it is of many rows, and certain. Buckets without rows stay so. Work is measured for a few rows only: it goes
+//! by rows, except for the differences that are more than chance.
 //!
 //! Source: James and Stein (1961), as an empirical Bayes estimate of Poisson rates (Efron and Morris 1973).
 
