@@ -176,7 +176,9 @@ class Rows:
 
     def of(self, keys: Numbers) -> Numbers:
         """Return the counts of links."""
-        return _looked_up(self.keys, self.counts, keys, 0) + _looked_up(self.new_keys, self.new_counts, keys, 0)
+        old, new = (_looked_up(*of, keys, 0) for of in ((self.keys, self.counts), (self.new_keys, self.new_counts)))
+        counts: Numbers = old + new
+        return counts
 
     def weights_of(self, keys: Numbers) -> Weights:
         """Return the weights of links, 0 of those that are not there."""
@@ -253,9 +255,10 @@ class Links:
         at = np.searchsorted(np.delete(self.keys, places), stays.keys)
         for name in ("keys", "ends", "weights"):
             setattr(self, name, np.insert(np.delete(getattr(self, name), places), at, getattr(stays, name)))
-        counts = np.bincount(group, minlength=len(concerned))
+        counts = np.bincount(group, minlength=len(concerned)).astype(np.int64)
         sums = np.bincount(group, stays.weights, len(concerned))
-        return concerned, counts, sums, np.maximum(removed - sizes, 0)
+        lacking: Numbers = np.maximum(removed - sizes, 0)
+        return concerned, counts, sums, lacking
 
 
 def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
@@ -495,18 +498,19 @@ class Share:
         columns = ends[: len(sources)] // self.copies, ends[len(sources) :], *arrived.columns[2:]
         slots, targets, changes, *more = dealt.deal(*columns[: 5 if rules.apart else 3])
         keys = slots << _NUMBER_BITS | targets
-        weights = None
+        weights: Weights | None = None
         if self.links is None:
             keys, changes = _summed(keys, changes)
             before = self.rows.of(keys)
             lacking = np.maximum(-(before + changes), 0)
             after = before + changes + lacking
         else:
-            keys, after, weights, lacking = self.links.follow(keys, changes, *more, now)
+            ends, weights = more
+            keys, after, weights, lacking = self.links.follow(keys, changes, ends, weights, now)
             before = self.rows.of(keys)
         moved = after - before if rules.several else np.sign(after) - np.sign(before)
         shifted = moved.astype(np.float64)
-        if rules.weighted:
+        if rules.weighted and weights is not None:
             shifted = weights - self.rows.weights_of(keys)
         self.rows.change(keys, after - before, weights)
         missing, first = self._missing(comm, keys, lacking)
