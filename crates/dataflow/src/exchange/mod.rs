@@ -30,6 +30,7 @@ mod partition;
 mod reduce;
 mod round_tree;
 mod rounds;
+mod slice_rows;
 mod sort;
 mod time_slices;
 mod tree;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_batch::local::TimeSlices;
 use tidemill_checkpoint::{BarrierControl, EventTime, Mark, RestoredState, Snapshot};
 
+use super::slice_rows::SliceRows;
 use crate::checkpoint::open_rounds;
 use crate::error::TaskError;
 use crate::flow::{Lowering, StreamElement, TaskFactory};
@@ -47,7 +48,8 @@ pub(super) fn add_stage(lowering: &mut Lowering<'_>, slices: TimeSlices) {
 
 fn slice(slices: TimeSlices, schema: SchemaRef) -> TaskFactory {
     Arc::new(move |inputs, outputs, context| {
-        let (mut slicer, mut is_idle) = (Slicer::new(slices, &schema), false);
+        let held = SliceRows::new(&schema, context.governor(), context.reservation());
+        let (mut slicer, mut is_idle) = (Slicer::new(slices, &schema, held), false);
         Box::pin(async move {
             let (mut input, mut output) = (inputs.into_only(), outputs.into_only());
             if let Some(restored) = context.restored() {
@@ -113,12 +115,11 @@ struct Slicer {
     next: i64,
     over: i64,
     latest_us: Option<i64>,
-    held: BTreeMap<i64, Vec<RecordBatch>>,
+    held: SliceRows,
 }
 
 impl Slicer {
-    fn new(slices: TimeSlices, schema: &SchemaRef) -> Self {
-        let held = BTreeMap::new();
+    fn new(slices: TimeSlices, schema: &SchemaRef, held: SliceRows) -> Self {
         Slicer { slices, schema: SchemaRef::clone(schema), next: 0, over: 0, latest_us: None, held }
     }
 
@@ -161,7 +162,7 @@ impl Slicer {
             } else {
                 take_record_batch(rows, &UInt32Array::from(of))?
             };
-            self.held.entry(slice).or_default().push(rows);
+            self.held.push(slice, rows)?;
         }
         Ok(left_out)
     }
@@ -176,7 +177,7 @@ impl Slicer {
 
     /// The input has ended, so all slices that have rows are over.
     fn end(&mut self) {
-        if let Some((&last, _)) = self.held.last_key_value() {
+        if let Some(last) = self.held.last() {
             self.over = self.over.max(last + 1);
         }
     }
@@ -186,16 +187,15 @@ impl Slicer {
         if self.next >= self.over {
             return Ok(None);
         }
-        let rows = self.held.remove(&self.next).unwrap_or_default();
+        let rows = self.held.take(self.next)?;
         self.next += 1;
         Ok(Some(concat_batches(&self.schema, &rows)?))
     }
 
     /// The state to save, once all slices that are over have been taken.
     fn snapshot(&self, copies: u32) -> Result<Snapshot, TaskError> {
-        let held = self.held.iter().flat_map(|(slice, rows)| rows.iter().map(|_| *slice)).collect();
+        let (held, rows): (_, Vec<RecordBatch>) = self.held.all()?.into_iter().unzip();
         let header = SlicerHeader { copies, next: self.next, over: self.over, latest_us: self.latest_us, held };
-        let rows: Vec<RecordBatch> = self.held.values().flatten().cloned().collect();
         Ok(Snapshot { shared: vec![(SLICES.into(), open_rounds::pack(&header, &rows)?)], ..Snapshot::default() })
     }
 
@@ -214,7 +214,7 @@ impl Slicer {
             if then == copy {
                 (self.next, self.over, self.latest_us) = (header.next, header.over, header.latest_us);
                 for (slice, rows) in header.held.into_iter().zip(rows) {
-                    self.held.entry(slice).or_default().push(rows);
+                    self.held.push(slice, rows)?;
                 }
             }
         }
@@ -227,6 +227,7 @@ mod tests {
     use arrow::array::TimestampMicrosecondArray;
     use arrow::datatypes::{Field, Schema};
     use proptest::prelude::*;
+    use tidemill_batch::memory::{Governor, MemorySettings};
 
     use super::*;
 
@@ -242,9 +243,17 @@ mod tests {
         rows.column(0).as_primitive::<TimestampMicrosecondType>().values().to_vec()
     }
 
+    fn governor(budget_bytes: u64) -> Governor {
+        Governor::new(MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() })
+    }
+
+    fn slicer_in(governor: &Governor, out_of_order_us: Option<u64>) -> Slicer {
+        let slices = TimeSlices { column: 0, start_us: 100, length_us: 10.try_into().unwrap(), out_of_order_us };
+        Slicer::new(slices, &schema(), SliceRows::new(&schema(), governor, governor.reservation("slice")))
+    }
+
     fn slicer(out_of_order_us: Option<u64>) -> Slicer {
-        let length_us = 10.try_into().unwrap();
-        Slicer::new(TimeSlices { column: 0, start_us: 100, length_us, out_of_order_us }, &schema())
+        slicer_in(&governor(0), out_of_order_us)
     }
 
     fn all(slicer: &mut Slicer) -> Vec<Vec<i64>> {
@@ -317,5 +326,41 @@ mod tests {
         assert_eq!(after.push(&batch(&[Some(109), Some(121)])).unwrap(), 1, "it is late there, too");
         assert_eq!(all(&mut after), [vec![112, 117]]);
         assert!(slicer(None).restore(&restored, 0, 3).unwrap_err().to_string().contains("2 copies sent"));
+    }
+
+    /// Rows of slices that are open count in the budget, and those that are too many go to disk: finds rows that are
+    /// held beside the budget, or that come back from disk in another slice or order, also by way of a checkpoint.
+    #[test]
+    fn rows_beyond_the_budget_wait_on_disk() {
+        let (small, large) = (governor(2 << 20), governor(0));
+        let mut slicers = [slicer_in(&small, None), slicer_in(&large, None)];
+        let mut found = [Vec::new(), Vec::new()];
+        for step in 0..60_i64 {
+            let rows: Vec<Option<i64>> = (0..20_000).map(|row| Some(100 + 10 * (step / 8) + row * 7 % 80)).collect();
+            for (slicer, found) in slicers.iter_mut().zip(&mut found) {
+                assert_eq!(slicer.push(&batch(&rows)).unwrap(), 0);
+                if step % 8 == 7 {
+                    slicer.advance(EventTime(100 + 10 * (step / 8 + 1)));
+                }
+                found.extend(all(slicer));
+            }
+            assert!(small.reserved_bytes() <= small.limit_bytes());
+            if step == 29 {
+                let shared = slicers[0].snapshot(1).unwrap().shared.into_iter().collect();
+                let restored = RestoredState { shared_by: [(0, shared)].into(), ..RestoredState::default() };
+                slicers[0] = slicer_in(&small, None);
+                slicers[0].restore(&restored, 0, 1).unwrap();
+            }
+        }
+        assert!(large.reserved_bytes() > 2 * small.limit_bytes(), "{}", large.reserved_bytes());
+        assert!(small.spilled_bytes() > 0);
+        for (slicer, found) in slicers.iter_mut().zip(&mut found) {
+            slicer.end();
+            found.extend(all(slicer));
+        }
+        assert_eq!((small.reserved_bytes(), large.reserved_bytes()), (0, 0));
+        let [small, large] = found;
+        assert_eq!(large.iter().map(Vec::len).sum::<usize>(), 60 * 20_000);
+        assert!(small == large);
     }
 }
