@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import graph_job
 import launched
+import pyarrow as pa
 import pytest
+import standing
 import stream_kills
 import tidemill as tm
 
@@ -98,6 +102,40 @@ def test_other_rows_than_before_are_refused(tmp_path: Path) -> None:
         build().run(checkpoint=tmp_path)
     with pytest.raises(tm.GraphError, match=r'another number of copies of task "kept".*parallelism='):
         build(2).run(checkpoint=tmp_path)
+
+
+def sum_by_time(folder: str, fails: bool) -> Any:
+    """Sums by rounds of time, where copy 0 is ahead when the checkpoint is made; what the sink keeps, or the error."""
+
+    def times(out: Any, context: Any) -> None:
+        for second in range(1 if fails and context.copy else 4):
+            out.send({"at": [datetime(2026, 1, 31, 0, 0, second)], "n": [10 * second + context.copy]})
+        if fails:
+            wait_for_checkpoint(Path(folder))
+            raise Broken
+
+    def keep(sums: Any, context: Any) -> None:
+        context.state = [*(context.state or []), *sums.to_dict()["n"]]
+
+    graph = tm.Graph("seconds")
+    schema = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())])
+    source = graph.source("times", times, schema=schema, parallelism=2)
+    seconds = tm.exchange.Rounds(time="1s", on="at", start="2026-01-31")
+    sink = graph.sink("kept", keep, parallelism=1, each=True)
+    graph.connect(source, sink, tm.exchange.reduce({"n": "sum"}, rounds=seconds))
+    try:
+        return graph.run(checkpoint=tm.stream.Checkpoint(folder, interval="10ms"))["kept"][0]
+    except tm.GraphError as error:
+        return str(error)
+
+
+def test_reductions_by_rounds_of_time_need_their_workers(tmp_path: Path) -> None:
+    """Sums that are open lie where their stages ran; with other workers they would be lost, so the graph does not start."""
+    assert all("Broken" in said for said in standing.run(sum_by_time, str(tmp_path), True, workers=2))
+    reason = "rounds were open at the checkpoint.*by rounds of time.*on as many workers"
+    said = sum_by_time(str(tmp_path), False)
+    assert re.search(reason, said), said
+    assert standing.run(sum_by_time, str(tmp_path), False, workers=2) == [[1, 21, 41, 61]] * 2
 
 
 def test_only_sources_have_positions() -> None:

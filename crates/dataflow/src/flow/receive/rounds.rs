@@ -199,8 +199,9 @@ impl RoundCollector {
         match lost {
             true => {
                 Err("rounds were open at the checkpoint, and other copies send now than then: let the task that sends \
-                         have as many copies as it had (parallelism=), and if it sends to a keyed reduction on as many \
-                         workers; or reduce without keys, where rounds go on with any"
+                     have as many copies as it had (parallelism=); if it sends to a keyed reduction, or to any \
+                     reduction by rounds of time, run the job on as many workers, on as many hosts; a reduction \
+                     without keys of messages as rounds goes on with any"
                     .into())
             }
             false => Ok(()),
