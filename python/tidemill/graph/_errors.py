@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tidemill._errors import TidemillError
 
-__all__ = ["Cancelled", "GraphError"]
+__all__ = ["Cancelled", "GraphError", "told"]
+
+_PACKAGE = str(Path(__file__).absolute().parent)
 
 
 class GraphError(TidemillError):
@@ -37,6 +42,18 @@ class Cancelled(BaseException):
 
     It is not an `Exception`, so ``except Exception`` does not catch it. Let it end the function.
     """
+
+
+def told(error: BaseException) -> str:
+    """Return an exception in one line, and its location below, starting in the user's code."""
+    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+    where: TracebackType | None = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        where = where.tb_next
+    if isinstance(error, GraphError) and "\n" in summary:
+        # It has come from another graph with its location: repeated at each level, it would grow without end.
+        return f"{summary}\n{''.join(traceback.format_tb(where))}".rstrip()
+    return f"{summary}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
 
 
 for _error in (GraphError, Cancelled):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidemill._callback import lifted
 from tidemill._job import entered, group_of, whole
 from tidemill._tidemill import NativeCopy
-from tidemill.graph._errors import Cancelled, GraphError
+from tidemill.graph._errors import Cancelled, GraphError, told
 from tidemill.graph._spawn import Spawned, depth, leave_slot, level_of, run_alone, take_slot
 
 if TYPE_CHECKING:
@@ -185,8 +184,7 @@ class Functions:
                 value = run_alone(function(*arguments))
                 answer = Answer(call.number, pickle.dumps(value, protocol=5), "")
         except BaseException as error:
-            summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-            answer = Answer(call.number, None, f"{summary}\n{''.join(traceback.format_exception(error))}".rstrip())
+            answer = Answer(call.number, None, told(error))
         finally:
             leave_slot()
         self._answer(worker, answer)

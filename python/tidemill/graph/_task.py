@@ -5,13 +5,10 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from tidemill._callback import confine, enter_task
@@ -19,7 +16,7 @@ from tidemill._job import entered, init, whole
 from tidemill._tables.enclosing import enclosing
 from tidemill._tables.table import Table
 from tidemill._tidemill import NativeCopy, NativeStreamCopy, NativeTable, NativeTaskCopy
-from tidemill.graph._errors import GraphError
+from tidemill.graph._errors import GraphError, told
 from tidemill.graph._functions import Functions
 from tidemill.graph._messages import decode, encode_one
 from tidemill.graph._outbox import TaskStreams
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Input", "Output", "collect", "keep", "service", "starter"]
 
-_PACKAGE = str(Path(__file__).absolute().parent)
 _thread = threading.local()
 
 
@@ -582,7 +578,7 @@ def _run(copy: NativeTaskCopy, body: Callable[[Any], Any], run: TaskRun) -> None
             _call(copy, body, run)
     except BaseException as error:
         # The run's end may reach the thread by an exception anywhere, once: here the function was over.
-        copy.end(_told(error), None)
+        copy.end(told(error), None)
 
 
 def _call(copy: NativeTaskCopy, body: Callable[[Any], Any], run: TaskRun) -> None:
@@ -590,15 +586,6 @@ def _call(copy: NativeTaskCopy, body: Callable[[Any], Any], run: TaskRun) -> Non
         value = body(copy)
         run.seconds[copy.copy] = time.thread_time()
     except BaseException as error:
-        copy.end(_told(error), None)
+        copy.end(told(error), None)
     else:
         copy.end(None, value)
-
-
-def _told(error: BaseException) -> str:
-    """Return an exception in one line, and its location below, starting in the user's code."""
-    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-    where: TracebackType | None = error.__traceback__
-    while where is not None and where.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        where = where.tb_next
-    return f"{summary}\n{''.join(traceback.format_exception(type(error), error, where))}".rstrip()
