@@ -17,7 +17,7 @@ const EVENNESS: f64 = 0.1;
 /// All steps together must gain this fraction of the objective, or nothing moves.
 const GAIN_MIN: f64 = 0.01;
 /// Problems with at most this many pairs of buckets and hosts are searched thoroughly.
-const SMALL: usize = 400;
+const SMALL: usize = 1500;
 /// How often a small problem is restarted from another placement.
 const STARTS: u64 = 24;
 
