@@ -140,6 +140,7 @@ pub struct StartPoint {
     pub claim: u64,
 }
 
+#[derive(Clone, Debug)]
 struct PendingCheckpoint {
     barrier: Barrier,
     since: Now,
@@ -149,6 +150,7 @@ struct PendingCheckpoint {
 }
 
 /// A rebalance in progress.
+#[derive(Clone, Debug)]
 struct BucketMove {
     id: u64,
     /// By task, the number of buckets with a new owner.
@@ -172,6 +174,7 @@ pub struct CheckpointTiming {
 }
 
 /// Decides on barriers and checkpoints; see the module.
+#[derive(Clone, Debug)]
 pub struct Coordinator {
     job: String,
     claim: u64,

@@ -22,7 +22,7 @@ pub enum StreamGate {
 }
 
 /// Combines the marks of several streams, which are numbered.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub struct MarkMerger {
     time: WatermarkMerger,
     align: BarrierAlignment,
