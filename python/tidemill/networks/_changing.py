@@ -256,7 +256,8 @@ class Links:
         for name in ("keys", "ends", "weights"):
             setattr(self, name, np.insert(np.delete(getattr(self, name), places), at, getattr(stays, name)))
         counts = np.bincount(group, minlength=len(concerned)).astype(np.int64)
-        sums = np.bincount(group, stays.weights, len(concerned))
+        # Without any it returns integers.
+        sums = np.bincount(group, stays.weights, len(concerned)).astype(np.float64)
         lacking: Numbers = np.maximum(removed - sizes, 0)
         return concerned, counts, sums, lacking
 
