@@ -43,8 +43,8 @@ fn dtype(text: &str) -> Option<DType> {
     })
 }
 
-/// Reduces the arrays of each of `count` groups, given as rows of a port of arrays, in order. `None` if NumPy's rules for arrays of different types or shapes are needed, or for types that are not
-/// numbers.
+/// Reduces the arrays of each of `count` groups, given as rows of a port of arrays, in order. `None` if
+/// NumPy's rules for arrays of different types or shapes are needed, or for types that are not numbers.
 ///
 /// # Errors
 /// If Arrow cannot build the result.
