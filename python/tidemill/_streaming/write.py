@@ -82,10 +82,10 @@ def run(
         drop_state=repr(dropped),
         controller=repr(acting),
     )
-    outputs = [(query, native_sink(sink), sink_name(sink)) for query, sink in queries]
-    late_outputs = [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None
 
     def make() -> NativeStreamJob:
+        outputs = [(query, native_sink(sink), sink_name(sink)) for query, sink in queries]
+        late_outputs = [(step, native_sink(sink), sink_name(sink)) for step, sink in late_sinks] or None
         place = None
         if settings is not None:
             place = settings._native(at_most_once=guarantee == "at_most_once", drop_state=dropped)

@@ -75,12 +75,22 @@ def from_first(make: Callable[[], T], says: Callable[[Exception], str] = str) ->
 
 
 def made_by_all(make: Callable[[], T]) -> T:
-    """Return this worker's result; if `make` fails on some worker, all raise its error, which says which one. Collective."""
+    """Return this worker's result. If `make` fails alike on all workers, each raises its own error; if it fails on some,
+    all raise an error that says where. Collective.
+    """
+    caught: list[Exception] = []
 
-    def error(said: str, rank: int | None) -> DataSetError:
-        return DataSetError(said if rank is None else f"{said} (on worker {rank})")
+    def made() -> T:
+        try:
+            return make()
+        except Exception as failure:
+            caught.append(failure)
+            raise
 
-    return fail_together(init().comm, make, error)
+    def error(said: str, rank: int | None) -> Exception:
+        return caught[0] if rank is None else DataSetError(f"{said} (on worker {rank})")
+
+    return fail_together(init().comm, made, error, says=lambda failure: str(failure) or repr(failure))
 
 
 def reading() -> AbstractContextManager[Callable[[int, int | None], None] | None]:

@@ -36,7 +36,10 @@ def looked(looks: Looks, told: Iterable[Status]) -> Looks:
     for status in told:
         worker = (status["job_id"], status["worker"])
         before, last = looks.get(worker, (None, None))
-        known[worker] = (before if last is not None and told_s(last) == told_s(status) else last, status)
+        if last is None or told_s(last) != told_s(status):
+            # The status from before the stream runs has no edges yet, and so no rates.
+            before = last if last is not None and (last["edges"] or not status["edges"]) else None
+        known[worker] = (before, status)
     return known
 
 
