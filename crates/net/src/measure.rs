@@ -74,25 +74,34 @@ fn joined() -> Result<(Vec<ControlPlane>, f64), JoinError> {
 fn exchange_messages(controls: Vec<ControlPlane>) -> Result<f64, JoinError> {
     let (done, result) = channel();
     let mut handles = Vec::new();
+    let mut all_started = Ok(());
     for control in controls {
         let handle: Arc<OnceLock<ControlHandle>> = Arc::default();
         let on_event = match control.rank() {
             Rank(0) => ask(Arc::clone(&handle), done.clone()),
             _ => answer(Arc::clone(&handle)),
         };
-        let started = control.start(on_event)?;
-        handles.push(handle.get_or_init(|| started).clone());
+        match control.start(on_event) {
+            Ok(started) => handles.push(handle.get_or_init(|| started).clone()),
+            Err(error) => {
+                all_started = Err(error);
+                break;
+            }
+        }
     }
-    let begun = handles[0].send(MessageTarget::All, &[0; MESSAGE_BYTES]);
+    let begun = all_started.and_then(|()| handles[0].send(MessageTarget::All, &[0; MESSAGE_BYTES]));
     let spent_s = begun.map(|()| result.recv_timeout(PATIENCE));
     // The handlers hold the handles, so dropping these would not end the threads. Rank 0 comes last, so that nobody
     // loses it.
+    let mut have_left = Ok(());
     for handle in handles.iter().rev() {
-        handle.leave()?;
+        have_left = have_left.and(handle.leave());
         handle.shutdown();
     }
     let silence = |_| std::io::Error::other(format!("no answer within {} s", PATIENCE.as_secs()));
-    Ok(spent_s?.map_err(silence)? / f64::from(2 * OTHERS * (ROUNDS - 1)))
+    let spent_s = spent_s?.map_err(silence)?;
+    have_left?;
+    Ok(spent_s / f64::from(2 * OTHERS * (ROUNDS - 1)))
 }
 
 type OnEvent = Box<dyn Fn(ControlEvent) + Send + Sync>;

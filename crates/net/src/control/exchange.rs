@@ -154,6 +154,12 @@ impl Exchange<'_> {
                 ControlKind::Lost if message.rank != rank && subtree.contains(&message.rank.0) => {
                     return Err(ControlError::Lost { rank: message.rank, reason: message.text() });
                 }
+                // News of a leaf from before this worker's welcome. If the leaf has ended, its parent reports it lost.
+                ControlKind::Ended | ControlKind::Attached
+                    if self.me == Rank(0)
+                        && child.bytes.is_empty()
+                        && message.rank != rank
+                        && subtree.contains(&message.rank.0) => {}
                 other => return Err(lost(format!("it sent {other:?} where its part of an exchange was expected"))),
             }
         }

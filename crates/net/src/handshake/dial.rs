@@ -28,6 +28,7 @@ pub(crate) struct DialAttempt {
     state: DialState,
     pause: Duration,
     refused_since: Option<Instant>,
+    not_expected: bool,
     last_error: String,
 }
 
@@ -47,6 +48,7 @@ impl DialAttempt {
             state: DialState::Waiting { until: now },
             pause: PAUSE_MIN,
             refused_since: None,
+            not_expected: false,
             last_error: "no address".into(),
         }
     }
@@ -59,6 +61,11 @@ impl DialAttempt {
     /// The last error.
     pub(crate) fn last_error(&self) -> &str {
         &self.last_error
+    }
+
+    /// Whether the last worker that answered did not expect this call.
+    pub(crate) fn is_not_expected(&self) -> bool {
+        self.not_expected
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -138,6 +145,7 @@ impl DialAttempt {
             }
             Err(error) => {
                 self.last_error = format!("{}: {error}", talk.peer());
+                self.not_expected = matches!(error, HandshakeError::NotExpected);
                 if error.is_final() {
                     let since = *self.refused_since.get_or_insert(now);
                     if now - since >= REFUSAL_PATIENCE {

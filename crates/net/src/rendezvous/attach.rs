@@ -33,6 +33,10 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a leaf waits before it calls rank 0 again that had no descriptor for it.
 const LATER: Duration = Duration::from_secs(2);
 
+/// How long a leaf whose parent has ended tries to reach rank 0 again. While rank 0 waits for workers it answers at
+/// once; afterwards it may not answer at all.
+const RECALL_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How many addresses of a parent its children try.
 const ADDRESSES_MAX: usize = 16;
 
@@ -56,9 +60,12 @@ pub(super) fn bad_news(error: &JoinError) -> (ControlKind, Rank, String) {
 pub(super) fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, JoinError> {
     let deadline = Instant::now() + config.timeout;
     let mut call_until = deadline;
+    // The parent whose end makes this leaf call again.
+    let mut ended_parent = None;
     loop {
-        let mut root = find_root(config, key, call_until)?;
-        let welcome = match await_word(&mut root, Rank(0), call_until + VERDICT_PATIENCE, config.timeout) {
+        let mut root = find_root(config, key, call_until, ended_parent)?;
+        let verdict_until = deadline.max(call_until) + VERDICT_PATIENCE;
+        let welcome = match await_word(&mut root, Rank(0), verdict_until, config.timeout) {
             Ok(message) if message.kind == ControlKind::Welcome => message,
             Ok(message) => return Err(unexpected(Rank(0), message.kind)),
             Err(ControlError::Failed { reason }) => return Err(JoinError::Disagreement(reason)),
@@ -71,14 +78,20 @@ pub(super) fn knock(config: &JoinConfig, key: &JobKey) -> Result<TreeLinks, Join
             Ok(Arrived::Welcomed) => return Ok(arrival.place()),
             // Rank 0 waits for the leaf, and for its parent if that has ended. It gives the leaf another serial number,
             // so that news of its first call are not mistaken for news of the next one.
-            Ok(Arrived::Adrift) => {}
-            Ok(Arrived::Dismissed) => sleep(LATER)?,
+            Ok(Arrived::Adrift) => {
+                ended_parent = arrival.parent;
+                call_until = Instant::now() + RECALL_PATIENCE;
+            }
+            Ok(Arrived::Dismissed) => {
+                sleep(LATER)?;
+                ended_parent = None;
+                call_until = deadline.max(Instant::now() + VERDICT_PATIENCE);
+            }
             Err(error) => {
                 arrival.pass_on(&error);
                 return Err(error);
             }
         }
-        call_until = deadline.max(Instant::now() + VERDICT_PATIENCE);
     }
 }
 
@@ -93,8 +106,13 @@ fn read_serial(payload: &[u8]) -> Option<u32> {
     payload.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// Connects to rank 0.
-fn find_root(config: &JoinConfig, key: &JobKey, deadline: Instant) -> Result<ControlLink, JoinError> {
+/// Connects to rank 0; for a leaf whose parent has ended, again.
+fn find_root(
+    config: &JoinConfig,
+    key: &JobKey,
+    deadline: Instant,
+    ended_parent: Option<Rank>,
+) -> Result<ControlLink, JoinError> {
     let start = Instant::now();
     let call = ConnectionClaim { purpose: ConnectionPurpose::Join, from: config.rank, to: Rank(0), size: config.size };
     let mut dial = DialAttempt::new(Vec::new(), key.clone(), call, start);
@@ -122,8 +140,15 @@ fn find_root(config: &JoinConfig, key: &JobKey, deadline: Instant) -> Result<Con
             Ok(None) => {}
             Err(error) => return Err(JoinError::Refused { root: config.root.clone(), reason: error.to_string() }),
         }
-        if now >= deadline {
+        // If the parent ended after all were in their places, rank 0 expects nobody any more.
+        let is_over = ended_parent.is_some() && dial.is_not_expected();
+        if now >= deadline || is_over {
             let last = resolve_error.unwrap_or_else(|| dial.last_error().to_string());
+            if let Some(rank) = ended_parent {
+                let reason =
+                    format!("its process ended while workers joined, and worker 0 did not take this one back: {last}");
+                return Err(ControlError::Lost { rank, reason }.into());
+            }
             return Err(JoinError::NoRoot { root: config.root.clone(), waited_s: config.timeout.as_secs(), last });
         }
     };
@@ -207,12 +232,19 @@ impl<'a> Arrival<'a> {
         let addresses: Vec<IpAddr> = local_address(&root).into_iter().collect();
         let mut gate = None;
         if !tree.is_leaf(me) {
-            let (listener, mut reached_at) = PeerListener::bind(&addresses)?;
+            let (acceptor, mut reached_at) = match listen(config, key, &addresses) {
+                Ok(found) => found,
+                Err(error) => {
+                    let text = format!("worker {me} cannot listen for its children on the control plane: {error}");
+                    // Rank 0 tells the others.
+                    tell(std::slice::from_mut(&mut root), ControlKind::Failed, me, text.as_bytes());
+                    return Err(JoinError::Disagreement(text));
+                }
+            };
             reached_at.truncate(ADDRESSES_MAX);
             let text: Vec<String> = reached_at.iter().map(SocketAddr::to_string).collect();
             root.queue(ControlKind::Listening, me, text.join(" ").as_bytes());
-            let purpose = ConnectionPurpose::Child;
-            gate = Some(ConnectionAcceptor::new(listener.socket, key.clone(), purpose, me, config.size)?);
+            gate = Some(acceptor);
         }
         let parent = tree.parent(me).filter(|&parent| parent != Rank(0));
         Ok(Arrival {
@@ -239,6 +271,7 @@ impl<'a> Arrival<'a> {
         // Rank 0 may have begun to wait later than this worker.
         let placing = if self.tree.is_star() { Duration::ZERO } else { ATTACH_TIMEOUT + VERDICT_PATIENCE };
         let patience = deadline.max(Instant::now()) + placing + VERDICT_PATIENCE;
+        let mut ready_leaves: Vec<Rank> = Vec::new();
         loop {
             // Handle all messages: nothing wakes us for one that was read together with the previous one.
             self.hear_root()?;
@@ -248,16 +281,24 @@ impl<'a> Arrival<'a> {
             if self.welcomed && (self.parent.is_none() || is_known || matches!(self.up, ParentLink::Ended(_))) {
                 return Ok(Arrived::Welcomed);
             }
+            // A parent is in its place only once this worker has called it, so the parent has ended since then.
+            if self.welcomed
+                && let Some(rank) = self.parent
+                && !matches!(self.up, ParentLink::Greeting { .. })
+            {
+                return Err(ControlError::Lost { rank, reason: "its process ended".into() }.into());
+            }
             let is_adrift = self.root.is_none() && !is_known || matches!(self.up, ParentLink::Ended(_));
             if self.is_remote_leaf() && is_adrift {
                 return Ok(if self.dismissed { Arrived::Dismissed } else { Arrived::Adrift });
             }
-            self.hear_children();
+            self.hear_children(&ready_leaves);
             self.tell_root();
             let ready = self.wait(patience)?;
             // Even if all are here: a caller that considers its call failed calls again.
             self.answer_callers(&ready.gate)?;
             self.call_parent(ready.dial)?;
+            ready_leaves = ready.leaves;
             if Instant::now() >= patience {
                 let silent = if self.root.is_some() { Rank(0) } else { self.parent.unwrap_or(Rank(0)) };
                 let waited_s = (self.config.timeout + placing).as_secs();
@@ -267,13 +308,16 @@ impl<'a> Arrival<'a> {
     }
 
     /// Waits until something happens.
-    fn wait(&mut self, patience: Instant) -> std::io::Result<ReadyCalls> {
+    fn wait(&mut self, patience: Instant) -> std::io::Result<ReadyLinks> {
         self.for_each_link(&mut |link| {
             // A broken link is found by the reading side, after what the other side has sent before.
             let _ = link.flush();
         });
-        let mut links: Vec<&ControlLink> = self.root.iter().collect();
+        // Rank 0 says nothing after its welcome, and may end the connection.
+        let mut links: Vec<&ControlLink> = self.root.iter().filter(|_| !self.welcomed).collect();
         links.extend(self.greeting.iter().map(|(_, link)| link));
+        let before_leaves = links.len();
+        let leaves: Vec<Rank> = self.leaves().filter(|(_, child)| !child.ended).map(|(rank, _)| rank).collect();
         links.extend(self.leaves().filter(|(_, child)| !child.ended).map(|(_, child)| &child.link));
         let mut until = patience;
         let mut dialing = None;
@@ -300,7 +344,9 @@ impl<'a> Arrival<'a> {
         poll_until(&mut fds, until)?;
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         let dial = ready[before_dial..before_gate].first().copied().unwrap_or(PollFlags::empty());
-        Ok(ReadyCalls { dial, gate: ready[before_gate..].to_vec() })
+        let leaves = leaves.into_iter().zip(&ready[before_leaves..before_dial]);
+        let leaves = leaves.filter(|(_, flags)| !flags.is_empty()).map(|(rank, _)| rank).collect();
+        Ok(ReadyLinks { leaves, dial, gate: ready[before_gate..].to_vec() })
     }
 
     fn for_each_link(&mut self, act: &mut dyn FnMut(&mut ControlLink)) {
@@ -428,8 +474,8 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// Notices who calls, and which leaves have ended.
-    fn hear_children(&mut self) {
+    /// Notices who calls, and which of the leaves that are ready to be read have ended.
+    fn hear_children(&mut self, ready_leaves: &[Rank]) {
         for (rank, mut link) in std::mem::take(&mut self.greeting) {
             match link.receive() {
                 Ok(None) => self.greeting.push((rank, link)),
@@ -448,7 +494,9 @@ impl<'a> Arrival<'a> {
             }
         }
         for (rank, child) in self.tree.children(self.config.rank).zip(&mut self.children) {
-            let Some(child) = child.as_mut().filter(|child| self.tree.is_leaf(rank) && !child.ended) else { continue };
+            let Some(child) = child.as_mut().filter(|child| ready_leaves.contains(&rank) && !child.ended) else {
+                continue;
+            };
             // A leaf says nothing before all are in their places.
             if !matches!(child.link.receive(), Ok(None)) {
                 child.ended = true;
@@ -522,16 +570,18 @@ impl<'a> Arrival<'a> {
         Ok(())
     }
 
-    /// Tells leaves that are not connected to rank 0 any more why the job does not start. If this worker ends for a
-    /// reason of its own, they join again, and rank 0 waits for its successor.
+    /// Tells leaves that are not connected to rank 0 any more why the job does not start; all children if rank 0 has
+    /// said that all are in their places. If this worker ends for a reason of its own, leaves join again, and rank 0
+    /// waits for its successor.
     fn pass_on(&mut self, error: &JoinError) {
         if !matches!(error, JoinError::Disagreement(_) | JoinError::Control(ControlError::Lost { .. })) {
             return;
         }
         let (kind, rank, reason) = bad_news(error);
-        let leaves = self.tree.children(self.config.rank).zip(&mut self.children);
-        let leaves = leaves.filter(|(rank, _)| self.tree.is_leaf(*rank)).filter_map(|(_, child)| child.take());
-        let mut links: Vec<ControlLink> = leaves.map(|child| child.link).collect();
+        let children = self.tree.children(self.config.rank).zip(&mut self.children);
+        let untold = children.filter(|(rank, _)| self.welcomed || self.tree.is_leaf(*rank));
+        let mut links: Vec<ControlLink> =
+            untold.filter_map(|(_, child)| child.take()).map(|child| child.link).collect();
         tell(&mut links, kind, rank, reason.as_bytes());
     }
 
@@ -564,6 +614,18 @@ impl<'a> Arrival<'a> {
     }
 }
 
+/// Where a worker's children call, and what accepts their calls.
+fn listen(
+    config: &JoinConfig,
+    key: &JobKey,
+    addresses: &[IpAddr],
+) -> std::io::Result<(ConnectionAcceptor, Vec<SocketAddr>)> {
+    let (listener, reached_at) = PeerListener::bind(addresses)?;
+    let purpose = ConnectionPurpose::Child;
+    let acceptor = ConnectionAcceptor::new(listener.socket, key.clone(), purpose, config.rank, config.size)?;
+    Ok((acceptor, reached_at))
+}
+
 /// What to poll a link for.
 pub(super) fn interest(link: &ControlLink) -> PollFlags {
     if link.backlog() == 0 { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
@@ -583,8 +645,9 @@ fn unexpected(from: Rank, kind: ControlKind) -> JoinError {
     ControlError::Lost { rank: from, reason }.into()
 }
 
-/// Which calls can go on after a wait.
-struct ReadyCalls {
+/// What can go on after a wait.
+struct ReadyLinks {
+    leaves: Vec<Rank>,
     dial: PollFlags,
     gate: Vec<PollFlags>,
 }

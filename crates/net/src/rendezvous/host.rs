@@ -56,6 +56,7 @@ fn admit_all(
         refused: BTreeMap::new(),
         addresses: BTreeSet::new(),
         links_at_join: 0,
+        ended: None,
     };
     match admission.run(deadline) {
         Ok(()) => Ok(admission.finish(tree, deadline)),
@@ -81,6 +82,8 @@ struct Admission<'a> {
     addresses: BTreeSet<IpAddr>,
     /// How many links there were when the last worker joined.
     links_at_join: usize,
+    /// The first worker that has ended since all had joined, and how that was noticed.
+    ended: Option<(Rank, String)>,
 }
 
 impl Admission<'_> {
@@ -90,9 +93,17 @@ impl Admission<'_> {
         while !self.ledger.is_complete() {
             if self.ledger.is_full() && placed_until.is_none() {
                 self.links_at_join = self.links.len();
+                self.ended = None;
                 placed_until = Some(Instant::now() + ATTACH_TIMEOUT + VERDICT_PATIENCE);
             } else if !self.ledger.is_full() {
-                placed_until = None;
+                let were_all_here = placed_until.take().is_some();
+                // Nobody waits for its successor any more.
+                if were_all_here
+                    && Instant::now() >= deadline
+                    && let Some((rank, reason)) = self.ended.take()
+                {
+                    return Err(ControlError::Lost { rank, reason }.into());
+                }
             }
             let until = placed_until.unwrap_or(deadline);
             let ready = self.wait(until)?;
@@ -165,6 +176,7 @@ impl Admission<'_> {
                 Err(reason) => {
                     notice!(self.config.rank, "rank {rank} exited before the job started: {reason}");
                     self.links.remove(&rank);
+                    self.ended.get_or_insert((rank, reason));
                     self.ledger.closed(rank, &mut actions);
                     self.act(&mut actions);
                 }
@@ -220,6 +232,7 @@ impl Admission<'_> {
                 }
                 JoinAction::Ended { rank } => {
                     notice!(self.config.rank, "rank {rank} exited before the job started: its process ended");
+                    self.ended.get_or_insert_with(|| (rank, "its process ended".into()));
                 }
             }
         }
