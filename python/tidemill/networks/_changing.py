@@ -703,9 +703,9 @@ def split(shares: list[Share | None], copies: int) -> list[Share | None]:
     numbers = np.concatenate([share._number(at) for share, at in zip(given, own, strict=True)])
     owners = owners_of(every["ids"], copies)
     order = np.lexsort((np.argsort(np.argsort(every["ids"], kind="stable")), owners))
-    ends = np.searchsorted(owners[order], np.arange(copies + 1))
+    borders = np.searchsorted(owners[order], np.arange(copies + 1))
     renumbered = np.empty(len(numbers), np.int64)
-    renumbered[order] = (np.arange(len(order)) - ends[owners[order]]) * copies + owners[order]
+    renumbered[order] = (np.arange(len(order)) - borders[owners[order]]) * copies + owners[order]
     by_number = np.argsort(numbers)
     olds, news = numbers[by_number], renumbered[by_number]
     every["labels"] = _mapped(olds, news, every["labels"])
@@ -715,7 +715,7 @@ def split(shares: list[Share | None], copies: int) -> list[Share | None]:
     for copy in range(copies):
         share = Share(given[0].rules, copy, copies)
         share.round = given[0].round
-        at = order[ends[copy] : ends[copy + 1]]
+        at = order[borders[copy] : borders[copy + 1]]
         for name, values in every.items():
             setattr(share, name, values[at])
         mine = columns[0] % copies == copy

@@ -9,9 +9,11 @@ from typing import Any
 
 import launched
 import networkx as nx
+import numpy as np
 import pytest
 import tidemill as tm
 from standing import run
+from tidemill.networks._changing import NEVER, Arrived, Rules, Share, split
 
 Row = dict[str, Any]
 #: Two ends, and perhaps a weight.
@@ -352,6 +354,63 @@ def test_a_job_that_goes_on(tmp_path: Path, copies: tuple[int, int], weighted: b
     check(found, after, True, "keep")
     if copies[0] == copies[1]:
         assert {(row["round"], row["node"]): row for row in found} == {(row["round"], row["node"]): row for row in calm}
+
+
+class Alone:
+    """The communicator of a single copy."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, values: Any) -> Any:
+        return values
+
+
+def grown(windows: list[list[tuple[int, int, int, float]]], **options: Any) -> Share:
+    """The share of a single copy after windows of sources, targets, changes and weights."""
+    rules = {"directed": True, "weighted": True, "tol": 1e-9} | options
+    share = Share(
+        Rules(several=True, components=True, pagerank=True, alpha=0.85, is_text=False, apart=True, **rules), 0, 1
+    )
+    for window in windows:
+        sources, targets, changes, weights = (np.array(column) for column in zip(*window, strict=True))
+        ends = np.full(len(sources), NEVER)
+        share.apply(Alone(), Arrived(sources, targets, changes, ends, weights.astype(float)), 0)
+    return share
+
+
+def in_words(shares: list[Share | None]) -> tuple[dict[int, Any], list[Any]]:
+    """What shares know of nodes, and their links, by ids."""
+    nodes: dict[int, Any] = {}
+    names: dict[int, int] = {}
+    links = []
+    for share in shares:
+        assert share is not None
+        for id_, slot in share._slots.items():
+            names[slot * share.copies + share.copy] = id_
+    for share in shares:
+        assert share is not None and share.links is not None
+        for id_, slot in share._slots.items():
+            told = share.names[slot], share.outgoing[slot], share.incoming[slot], share.leaving[slot]
+            told += names[share.labels[slot]], share.entering[slot]
+            nodes[id_] = (*told, share.scores[slot], share.residuals[slot])
+        for key, end, weight in zip(share.links.keys, share.links.ends, share.links.weights, strict=True):
+            source = names[(key >> 32) * share.copies + share.copy]
+            links.append((source, names[key & 0xFFFFFFFF], end, weight))
+    return nodes, sorted(links)
+
+
+@pytest.mark.parametrize("counts", [[2], [3, 2], [3, 2, 4, 1]])
+def test_shares_of_other_numbers_of_copies(counts: list[int]) -> None:
+    """They know the same nodes and links, which are spread over all copies."""
+    dice = np.random.default_rng(8)
+    windows = [[(*dice.integers(0, 60, 2).tolist(), 1, dice.random()) for _ in range(150)] for _ in range(2)]
+    shares: list[Share | None] = [grown(windows)]
+    before = in_words(shares)
+    for count in counts:
+        shares = split(shares, count)
+        assert len(shares) == count
+        assert all(share is not None and len(share) and len(share.rows.keys) for share in shares)
+        assert in_words(shares) == before
 
 
 KILLED = """
