@@ -13,7 +13,7 @@ to the owners of the links' sources, and followed:
 
 Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks; a changed node's score is
 scaled so that its other links need not be touched, as by Zhang, Lofgren and Goel (2016), Approximate personalized PageRank on
-dynamic graphs.
+dynamic graphs. Where what its links weigh changes so much that rounding errors would matter, all of its links are touched instead.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _NUMBER_BITS = 32
 _NUMBERS = (1 << _NUMBER_BITS) - 1
 #: When a link goes by itself that does not.
 NEVER = int(np.iinfo(np.int64).max)
+#: By how much a score is scaled at most, up or down: the rounding error is this times 2^-53.
+_SCALED_MAX = 2.0**20
 Numbers = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Ids = NDArray[Any]
@@ -510,12 +512,13 @@ class Share:
             keys, after, weights, lacking = self.links.follow(keys, changes, ends, weights, now)
             before = self.rows.of(keys)
         moved = after - before if rules.several else np.sign(after) - np.sign(before)
-        shifted = moved.astype(np.float64)
         if rules.weighted and weights is not None:
-            shifted = weights - self.rows.weights_of(keys)
+            was, weighs = self.rows.weights_of(keys), weights
+        else:
+            was, weighs = self._weighed(before), self._weighed(after)
         self.rows.change(keys, after - before, weights)
         missing, first = self._missing(comm, keys, lacking)
-        touched, active = self._degrees(comm, keys, moved, shifted)
+        touched, active = self._degrees(comm, keys, moved, was, weighs)
         relabelled = np.empty(0, np.int64)
         if rules.components:
             new, old = (before == 0) & (after > 0), (before > 0) & (after == 0)
@@ -542,14 +545,21 @@ class Share:
         (ids,) = self._asked(comm, np.array([source[0], target[0]]), self.ids)
         return int(count.sum()), (ids[:1].tolist()[0], ids[1:].tolist()[0])
 
-    def _degrees(self, comm: Any, keys: Numbers, moved: Numbers, shifted: Weights) -> tuple[Numbers, Numbers]:
-        """Follow degrees, strengths and residuals, given by how many links there are more, and by how much weight.
+    def _weighed(self, counts: Numbers) -> Weights:
+        """Return what links weigh that have no weights, by how many there are."""
+        return (counts if self.rules.several else np.sign(counts)).astype(np.float64)
+
+    def _degrees(
+        self, comm: Any, keys: Numbers, moved: Numbers, was: Weights, weighs: Weights
+    ) -> tuple[Numbers, Numbers]:
+        """Follow degrees, strengths and residuals, given by how many links there are more, and what they weighed and weigh.
 
         Returns own nodes that have other degrees or strengths, and those with other residuals. Collective.
         """
         rules = self.rules
-        kept = (moved != 0) | (shifted != 0)
-        slots, targets, moved, shifted = keys[kept] >> _NUMBER_BITS, keys[kept] & _NUMBERS, moved[kept], shifted[kept]
+        kept = (moved != 0) | (was != weighs)
+        keys, moved, was, weighs = keys[kept], moved[kept], was[kept], weighs[kept]
+        slots, targets = keys >> _NUMBER_BITS, keys & _NUMBERS
         own, sums = _grouped(slots, moved)
         self.outgoing[own] += sums
         if not rules.directed:
@@ -561,21 +571,22 @@ class Share:
             before = self.leaving[own]
             self._strengths(own)
             after = self.leaving[own]
-        given = np.zeros(len(slots))
+        given, is_other = np.zeros(len(keys)), np.ones(len(keys), bool)
         if rules.pagerank:
-            given = rules.alpha * shifted * self._rates(own, before, after)[np.searchsorted(own, slots)]
+            given, others, others_given = self._given(own, before, after, keys, was, weighs)
+            none = np.zeros(len(others), np.int64)
+            targets, moved = np.concatenate([targets, others & _NUMBERS]), np.concatenate([moved, none])
+            given, is_other = np.concatenate([given, others_given]), np.concatenate([is_other, none > 0])
         sent = Sent(comm, targets % self.copies)
-        columns = targets // self.copies, moved, given, shifted
-        reached, moved, given, *more = sent.deal(*columns[: 4 if rules.weighted else 3])
+        reached, moved, given, is_other = sent.deal(targets // self.copies, moved, given, is_other)
         np.add.at(self.residuals, reached, given)
         touched = own
         if rules.directed:
             np.add.at(self.incoming, reached, moved)
-            touched = _distinct(own, reached)
+            entered = _distinct(reached[is_other])
+            touched = _distinct(own, entered)
             if rules.weighted:
-                np.add.at(self.entering, reached, *more)
-                # Without rounding errors of links that are gone.
-                self.entering[touched[self.incoming[touched] == 0]] = 0
+                self._entered(comm, entered)
         return touched, _distinct(own, reached)
 
     def _strengths(self, own: Numbers) -> None:
@@ -586,20 +597,66 @@ class Share:
         if not self.rules.directed:
             self.looping[own] = self.rows.weights_of(own << _NUMBER_BITS | self._number(own))
 
-    def _rates(self, own: Numbers, before: Weights, after: Weights) -> Weights:
+    def _entered(self, comm: Any, slots: Numbers) -> None:
+        """Add up the weights of the links that enter own nodes anew, so that rounding errors do not stay. Collective."""
+        assert self.links is not None
+        wanted = np.sort(_together(comm, self._number(slots))[0])
+        targets = self.links.keys & _NUMBERS
+        is_wanted = np.zeros(1 + max(int(wanted.max(initial=0)), int(targets.max(initial=0))), bool)
+        is_wanted[wanted] = True
+        at = np.flatnonzero(is_wanted[targets])
+        sums = np.bincount(np.searchsorted(wanted, targets[at]), self.links.weights[at], len(wanted)).astype(np.float64)
+        weighs = np.flatnonzero(sums)
+        sent = Sent(comm, wanted[weighs] % self.copies)
+        reached, sums = sent.deal(wanted[weighs] // self.copies, sums[weighs])
+        self.entering[slots] = 0
+        np.add.at(self.entering, reached, sums)
+
+    def _given(
+        self, own: Numbers, before: Weights, after: Weights, keys: Numbers, was: Weights, weighs: Weights
+    ) -> tuple[Weights, Numbers, Weights]:
         """Scale the scores of nodes whose links changed, so that the links that stay hand on what they did.
 
-        Given the numbers of links that left and leave them, or the sums of their weights; returns how much a link does, or one
-        of weight 1.
+        Parameters
+        ----------
+        own : ndarray of int64
+            The nodes.
+        before, after : ndarray of float64
+            What all links that leave them weighed and weigh.
+        keys : ndarray of int64
+            Their links that changed.
+        was, weighs : ndarray of float64
+            What these links weighed and weigh.
+
+        Returns
+        -------
+        tuple
+            By how much changed links change the residuals of their targets; and other links that change some, with by how much:
+            those of nodes whose score was not scaled.
         """
-        scores = self.scores[own]
+        scores, alpha = self.scores[own], self.rules.alpha
         stays = (before > 0) & (after > 0)
-        scaled = np.where(stays, scores * after / np.where(stays, before, 1), scores)
+        with np.errstate(over="ignore"):
+            ratios = np.divide(after, before, out=np.ones(len(own)), where=stays)
+        is_scaled = stays & (ratios <= _SCALED_MAX) & (ratios >= 1 / _SCALED_MAX)
+        scaled = scores * np.where(is_scaled, ratios, 1)
         self.scores[own] = scaled
         self.residuals[own] -= scaled - scores
-        leaving = np.where(before > 0, before, after)
-        rates: Weights = scores / np.where(leaving > 0, leaving, 1)
-        return rates
+
+        def share(weights: Weights, sums: Weights) -> Weights:
+            return np.divide(weights, sums, out=np.zeros(len(weights)), where=sums > 0)
+
+        at = np.searchsorted(own, keys >> _NUMBER_BITS)
+        moved = share(weighs, after[at]) - share(was, before[at])
+        moved = np.where(is_scaled[at], share(weighs - was, before[at]), moved)
+        # If before or after none weighs anything, those that stay do not either.
+        others, counts, weights = self.rows.links(own[stays & ~is_scaled])
+        others_weigh = self._weighed(counts) if weights is None else weights
+        stay = ~np.isin(others, keys)
+        others, others_weigh = others[stay], others_weigh[stay]
+        others_at = np.searchsorted(own, others >> _NUMBER_BITS)
+        others_moved = share(others_weigh, after[others_at]) - share(others_weigh, before[others_at])
+        return alpha * scores[at] * moved, others, alpha * scores[others_at] * others_moved
 
     # Components.
 

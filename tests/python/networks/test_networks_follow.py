@@ -391,8 +391,8 @@ def in_words(shares: list[Share | None]) -> tuple[dict[int, Any], list[Any]]:
         assert share is not None and share.links is not None
         for id_, slot in share._slots.items():
             told = share.names[slot], share.outgoing[slot], share.incoming[slot], share.leaving[slot]
-            told += names[share.labels[slot]], share.entering[slot]
-            nodes[id_] = (*told, share.scores[slot], share.residuals[slot])
+            linked = names[share.labels[slot]], share.entering[slot]
+            nodes[id_] = (*told, *linked, share.scores[slot], share.residuals[slot])
         for key, end, weight in zip(share.links.keys, share.links.ends, share.links.weights, strict=True):
             source = names[(key >> 32) * share.copies + share.copy]
             links.append((source, names[key & 0xFFFFFFFF], end, weight))
@@ -411,6 +411,35 @@ def test_shares_of_other_numbers_of_copies(counts: list[int]) -> None:
         assert len(shares) == count
         assert all(share is not None and len(share) and len(share.rows.keys) for share in shares)
         assert in_words(shares) == before
+
+
+@pytest.mark.parametrize("directed", [True, False], ids=["directed", "undirected"])
+@pytest.mark.parametrize("others", [0, 1, 30])
+def test_weights_of_very_different_sizes(others: int, directed: bool) -> None:
+    """After each window scores are those of a batch: a score that is scaled by their ratio would lose all of its digits."""
+    dice = np.random.default_rng(others)
+    calm = [(*dice.integers(0, 12, 2).tolist(), 1, 1.0) for _ in range(others)]
+    first = [(20, 21, 1, 1e-9), (21, 22, 1, 2.0), (22, 20, 1, 1.0), *calm]
+    heavy = [(20, 22, 1, 1e9), (20, 21, 1, 1e-9), (21, 20, 1, 1e-9)]
+    windows = [first, heavy, [(20, 22, -1, 0.0)], [(20, 21, 1, 1e9)], [(20, 21, -2, 0.0), (20, 22, 1, 1e-9)], heavy]
+    for count in range(1, len(windows) + 1):
+        share = grown(windows[:count], directed=directed)
+        names = {slot: id_ for id_, slot in share._slots.items()}
+        graph = nx.DiGraph()
+        share.rows.merge()
+        assert share.rows.weights is not None
+        for key, weight in zip(share.rows.keys, share.rows.weights, strict=True):
+            graph.add_edge(names[key >> 32], names[key & 0xFFFFFFFF], weight=weight)
+        expected = nx.pagerank(graph, tol=1e-14, max_iter=5000)
+        total = sum(share.scores[slot] for slot in names)
+        for slot, name in names.items():
+            assert share.scores[slot] / total == pytest.approx(expected[name], abs=1e-8), (count, name)
+
+
+def test_strengths_forget_rounding_errors() -> None:
+    """A weight that drowned others leaves nothing behind."""
+    share = grown([[(1, 3, 1, 1e16), (2, 3, 1, 1.0), (4, 3, 1, 0.5)], [(1, 3, -1, 0.0)], [(4, 3, -1, 0.0)]])
+    assert share.entering[share._slots[3]] == 1.0 and share.incoming[share._slots[3]] == 1
 
 
 KILLED = """
