@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import time
 import warnings
@@ -27,6 +28,7 @@ from tidemill.ml._estimator import warning_class
 from tidemill.ml._job import active
 from tidemill.ml._threads import pool
 from tidemill.mpi import COMM_TYPE_SHARED
+from tidemill.mpi import Comm as OfTidemill
 from tidemill.networks._algorithms import numbers_or_none
 from tidemill.networks._exchange import Boundary, Part, exact_sums
 from tidemill.networks._network import Network
@@ -50,6 +52,15 @@ def _account(sync: Sync, local_sweeps: int | None) -> Account:
     if local_sweeps is not None and (local_sweeps < 1 or sync not in ("partial", "async")):
         raise ValueError("local_sweeps is a positive number, with sync='partial' or 'async'")
     return Account(sync, local_sweeps)
+
+
+def _of_host(comm: Any) -> Any:
+    """Return the communicator of the workers on this worker's host. Collective."""
+    if isinstance(comm, OfTidemill):
+        return comm.Split_type(COMM_TYPE_SHARED)
+    # Other libraries have other numbers for types to split by.
+    names = comm.allgather(socket.gethostname())
+    return comm.Split(names.index(names[comm.rank]), comm.rank)
 
 
 def _part(
@@ -209,13 +220,15 @@ def pagerank(
                 "sync='async' needs dangling=None or 'drop': no worker knows what all dangling nodes together lose"
             )
         comm: Any = active()
-        host = comm.Split_type(COMM_TYPE_SHARED) if host_rounds > 1 and comm.size > 1 else None
-        part = _part(network, network.incoming(weighted), method, account, comm, host)
-        near = None if host is None else part.near(host)
-        run = _PageRank(part, near, host_rounds, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
-        result = run.iterate(network, limit, rule, max_iter)
-        if host is not None:
-            host.Free()
+        host = _of_host(comm) if host_rounds > 1 and comm.size > 1 else None
+        try:
+            part = _part(network, network.incoming(weighted), method, account, comm, host)
+            near = None if host is None else part.near(host)
+            run = _PageRank(part, near, host_rounds, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
+            result = run.iterate(network, limit, rule, max_iter)
+        finally:
+            if host is not None:
+                host.Free()
     if not result.converged:
         warnings.warn(
             f"PageRank ended after {result.iterations} iterations with a change of {result.change:.2g}, without converging: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -242,16 +243,27 @@ def test_parts_by_coordinates() -> None:
 
 
 class OfTwoHosts:
-    """A communicator whose first half of the ranks is on one host, and the others on another one."""
+    """A communicator of another library, whose first half of the ranks is on one host, and the others on another one."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
+        self.parts: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
     def Split_type(self, kind: int) -> Any:
-        return self._comm.Split(self.rank * 2 // self.size, self.rank)
+        raise AssertionError(f"another library does not know Tidemill's number {kind}")
+
+    def allgather(self, value: Any) -> list[Any]:
+        every = self._comm.allgather(value)
+        if isinstance(value, str) and value == socket.gethostname():
+            return [f"host {rank * 2 // self.size}" for rank in range(self.size)]
+        return list(every)
+
+    def Split(self, color: int, key: int) -> Any:
+        self.parts.append(self._comm.Split(color, key))
+        return self.parts[-1]
 
 
 def on_two_hosts(ends: tuple[Any, Any, Any], n: int, method: str, host_rounds: int) -> tuple[Any, Any]:
@@ -305,6 +317,18 @@ def test_parts_with_many_links_are_on_one_host() -> None:
     assert sorted(np.bincount(found.parts)) == [20] * 4
     given = tm.networks.partition(net, 4, method=divided.parts)
     assert by_host(net, given, [(0, 1), (2, 3)]) is given
+
+
+def failing_on_two_hosts() -> bool:
+    """On a worker: whether the communicator of its host is freed after an error."""
+    comm = OfTwoHosts(tm.init().comm)
+    with tm.ml.using(comm), pytest.raises(ValueError, match="method"):  # type: ignore[arg-type]
+        tm.networks.pagerank(tm.networks.read(([0], [1])), sync="partial", host_rounds=2, method="x")  # type: ignore[arg-type]
+    return len(comm.parts) == 1 and not comm.parts[0]
+
+
+def test_host_communicators_are_freed() -> None:
+    assert run(failing_on_two_hosts, workers=2) == [True, True]
 
 
 def test_host_rounds_that_do_not_fit() -> None:
