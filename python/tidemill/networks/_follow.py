@@ -52,7 +52,7 @@ def follow(
     directed: bool = True,
     duplicates: Literal["keep", "first"] = "keep",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
-    missing: Literal["raise", "warn", "ignore"] = "raise",
+    missing: Literal["raise", "warn", "ignore"] | None = None,
     alpha: float = 0.85,
     tol: float = 1e-4,
     normalized: bool = True,
@@ -103,8 +103,9 @@ def follow(
         `lifetime` the first to go, and of several of these that of the least weight.
     self_loops : {"keep", "drop", "raise"}, default="keep"
         What becomes of links from a node to itself.
-    missing : {"raise", "warn", "ignore"}, default="raise"
-        What becomes of the removal of a link that is not there.
+    missing : {"raise", "warn", "ignore"}, optional
+        What becomes of the removal of a link that is not there. By default it raises; with `lifetime` it is ignored, as
+        the link may have gone by itself.
     alpha : float, default=0.85
         Damping of PageRank, below 1.
     tol : float, default=1e-4
@@ -136,8 +137,8 @@ def follow(
     ------
     DataSetError
         If `links` is a table, for columns that there are not or that have other types, and for options that do not
-        fit. The job fails with it on every worker, with the link, for the removal of a link that is not there, for a
-        loop with ``self_loops="raise"``, for a weight that is negative or not finite, and for a null.
+        fit. The job fails with it on every worker, with the link, for the removal of a link that is not there with
+        ``missing="raise"``, for a loop with ``self_loops="raise"``, for a weight that is negative or not finite, and for a null.
 
     Warns
     -----
@@ -174,6 +175,8 @@ def follow(
 
     if not links._native.is_stream():
         raise DataSetError("follow: its links come on a stream, and this is a table; use networks.read")
+    if missing is None:
+        missing = "raise" if lifetime is None else "ignore"
     wanted: list[str] = [measures] if isinstance(measures, str) else list(measures)
     if wrong := [measure for measure in wanted if measure not in ("degrees", "components", "pagerank")]:
         raise DataSetError(f"follow: measures are 'degrees', 'components' and 'pagerank', not {wrong[0]!r}")

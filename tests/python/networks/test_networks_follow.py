@@ -273,6 +273,16 @@ def test_links_that_are_not_there() -> None:
         assert in_order(written(followed(rows, parallelism=copies, missing="ignore"))) == found
 
 
+def test_links_that_went_by_themselves() -> None:
+    """They can be removed; only if it is asked for, that is an error."""
+    rows = [{"from": 1, "to": 2, "op": "add", "s": 0}, {"from": 2, "to": 3, "op": "add", "s": 2}]
+    rows += [{"from": 1, "to": 2, "op": "remove", "s": 3}]
+    found = written(followed(rows, lifetime="1500ms"))
+    assert {row["node"] for row in found if row["round"] == 1 and row["score"] is not None} == {2, 3}
+    with pytest.raises(tm.DataSetError, match="there is no link from 1 to 2, which should be removed"):
+        written(followed(rows, lifetime="1500ms", missing="raise"))
+
+
 def test_loops() -> None:
     rows = [{"from": 1, "to": 1, "op": "add", "s": 0}, {"from": 1, "to": 2, "op": "add", "s": 0}]
     degrees = {
