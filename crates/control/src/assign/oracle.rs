@@ -54,7 +54,7 @@ fn case(seed: u64) -> Problem {
 }
 
 fn of(layout: ClusterLayout, rates: &Rates, seed: u64) -> Problem {
-    Problem::of(&layout.without((seed % 6 == 0).then_some(1)), rates)
+    Problem::of(&layout.without((seed.is_multiple_of(6)).then_some(1)), rates)
 }
 
 /// The case as a mixed-integer program: a binary variable for each bucket and lane, then CU, NU and their maximum.
