@@ -38,7 +38,7 @@ def looked(looks: Looks, told: Iterable[Status]) -> Looks:
         before, last = looks.get(worker, (None, None))
         if last is None or told_s(last) != told_s(status):
             # The status from before the stream runs has no edges yet, and so no rates.
-            before = last if last is not None and (last["edges"] or not status["edges"]) else None
+            before = last if last is not None and (last.get("edges") or not status.get("edges")) else None
         known[worker] = (before, status)
     return known
 

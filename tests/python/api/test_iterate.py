@@ -185,7 +185,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     """Another number of parts; a damaged part, behind which is an older checkpoint; and no other one."""
     run(partial(heat, checkpoint=str(tmp_path), checkpoint_rounds=7, max_rounds=20), "global", None, workers=2)
     assert all(
-        "has 2 parts, and there are 3 workers" in text for text in run(heat_saved_or_not, str(tmp_path), workers=3)
+        "has 2 parts, but there are 3 workers" in text for text in run(heat_saved_or_not, str(tmp_path), workers=3)
     )
     (tmp_path / "round-0000000020" / "part-1").write_bytes(b"?")
     found = run(partial(heat, checkpoint=str(tmp_path)), "global", None, workers=2)

@@ -211,7 +211,7 @@ def test_a_lasso_has_all_points_in_it_where_only_a_sample_has_come(
         page = Page(browser, server.url, wait=False, hold="**/files/frame-*")
         page.until("() => window.tidemill?.drawn().drawn > 0 && tidemill.shown.available() < 40000")
         page.lasso((300, 100), (900, 100), (900, 640), (300, 640))
-        page.tab.wait_for_selector("#notice:has-text('not all points have come')")
+        page.tab.wait_for_selector("#notice:has-text('not all points have arrived')")
         assert page.tab.locator("#name-group").count() == 0
         page.until("() => tidemill.shown.available() < 40000")
         while page.tab.locator("#name-group").count() == 0:

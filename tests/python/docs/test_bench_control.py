@@ -24,8 +24,9 @@ def test_tiny_run_of_the_controller(tiny: Path) -> None:
     assert "## Controller" in path.with_suffix(".md").read_text()
 
 
-def test_what_links_allow() -> None:
-    """With 8 hosts of 2 MB/s; by hand: 7/8 of the rows cross a link."""
+def test_what_links_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 8 hosts of 2 MB/s besides headers; by hand: 7/8 of the rows cross a link."""
+    monkeypatch.setattr(control, "PAYLOAD", 1.0)
     setting = control.SETTINGS["full"]
     free, forty, twenty, _ = control.phases("keyed", setting, 0)
     assert control.possible("keyed", free, setting) == pytest.approx(64 / 7 * 2e6)
@@ -56,6 +57,7 @@ def results() -> dict[str, Any]:
     counts = {"off": {"rows": 100, "taken": 100}, "on": {"rows": 100, "taken": 99}}
     runs = [
         {"mode": mode, "seed": 0, "phases": given, "changes_s": [0, 10, 20, 30], "rates": of, "cpu": [1.0] * 40}
+        | {"by_host": [[rate / 2 for rate in of]] * 2, "decisions": []}
         | told[mode]
         | counts[mode]
         for mode, of in rates.items()
@@ -71,10 +73,11 @@ def results() -> dict[str, Any]:
 
 def test_phases_are_judged_beside_what_was_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(control, "PAYLOAD", 1.0)
     lines = benched.lines(control.section(results()))
-    assert "| free, seed 0 | 8.0 | 8.0 | 100% | 8.0 | 100% | 1.00 | 0 s | 50% | 50% |" in lines
-    assert "| 40%, seed 0 | 5.6 | 3.0 | 54% | 5.5 | 98% | 1.83 | 2 s | 50% | 50% |" in lines
-    assert "| 20%, seed 0 | 4.8 | 1.5 | 31% | 4.4 | 92% | 2.93 | 0 s | 50% | 50% |" in lines
+    assert "| free, seed 0 | 8.0 | 8.0 | 100% | 1.00 | 8.0 | 100% | 1.00 | 1.00 | 0 s | 50% | 50% |" in lines
+    assert "| 40%, seed 0 | 5.6 | 3.0 | 54% | 1.00 | 5.5 | 98% | 1.00 | 1.83 | 2 s | 50% | 50% |" in lines
+    assert "| 20%, seed 0 | 4.8 | 1.5 | 31% | 1.00 | 4.4 | 92% | 1.00 | 2.93 | 0 s | 50% | 50% |" in lines
     assert "- Goal: 1.5 times static between the first phase and the last; median of phases and seeds: 2.38." in lines
     assert "- static, seed 0: moved 3 buckets." in lines
     assert "- static, seed 0: 2 of 100 rows came too late for their windows." in lines

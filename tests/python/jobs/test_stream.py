@@ -685,7 +685,7 @@ def run_beside_a_file(folder: Path) -> list[str]:
 
 def test_a_place_that_one_worker_lacks(tmp_path: Path) -> None:
     """All workers raise, and say which one: otherwise the others would wait for it."""
-    said = f"{tmp_path / '1'}: it is a file, but must be a folder (on worker 1)"
+    said = f"checkpoints in {tmp_path / '1'}: it is a file, but must be a folder (on worker 1)"
     assert standing.run(run_beside_a_file, tmp_path, workers=3) == [[said, said]] * 3
 
 

@@ -466,7 +466,7 @@ for graph, task, text in [
     (build(retries=1), "a", "OSError: not yet"),
     (build(source=once), "a", "OSError: too late"),
     (build(function=never), "b", "OSError: always"),
-    (build(function=takes), "b", "with each=True a function is given every message"),
+    (build(function=takes), "b", "with each=True, a function is called with every message"),
     (build(source=lambda out, context: out.send([0, 0]), function=asked, each=False), "b", "OSError: too late"),
 ]:
     calls.clear()
