@@ -140,7 +140,6 @@ pub struct StartPoint {
     pub claim: u64,
 }
 
-#[derive(Clone, Debug)]
 struct PendingCheckpoint {
     barrier: Barrier,
     since: Now,
@@ -150,7 +149,6 @@ struct PendingCheckpoint {
 }
 
 /// A rebalance in progress.
-#[derive(Clone, Debug)]
 struct BucketMove {
     id: u64,
     /// By task, the number of buckets with a new owner.
@@ -174,7 +172,6 @@ pub struct CheckpointTiming {
 }
 
 /// Decides on barriers and checkpoints; see the module.
-#[derive(Clone, Debug)]
 pub struct Coordinator {
     job: String,
     claim: u64,

@@ -16,7 +16,6 @@
 //! | [`lease`]          | one job at a time in a place of an object store                                    |
 //! | [`store`]          | storage of checkpoints: a folder, or any object store                              |
 //! | `settings`         | how a job makes checkpoints                                                        |
-//! | `model`            | a job whose buckets move, explored exhaustively; for tests                         |
 //!
 //! Life of a checkpoint: worker 0's coordinator *injects* a barrier. Every source saves its position and sends the
 //! barrier after its rows; every task *aligns* its inputs on it, saves its state and forwards it. A barrier that takes
@@ -36,8 +35,6 @@ pub mod store;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(test)]
-mod model;
 mod packed;
 mod rebalance;
 mod settings;

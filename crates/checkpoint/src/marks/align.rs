@@ -17,7 +17,7 @@ pub(crate) enum BarrierArrival {
 }
 
 /// The alignment of several streams, which are numbered.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub(crate) struct BarrierAlignment {
     /// Whether each stream has delivered the barrier, and whether it has ended.
     streams: Vec<(bool, bool)>,

@@ -22,7 +22,7 @@ pub enum StreamGate {
 }
 
 /// Combines the marks of several streams, which are numbered.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct MarkMerger {
     time: WatermarkMerger,
     align: BarrierAlignment,

@@ -4,7 +4,7 @@
 
 use super::mark::{EventTime, Mark};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum StreamActivity {
     Active,
     Idle,
@@ -12,7 +12,7 @@ enum StreamActivity {
 }
 
 /// The idleness reported last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum IdleState {
     Active,
     Idle,
@@ -21,7 +21,6 @@ enum IdleState {
 }
 
 /// Combines the times of several streams, which are numbered; each begins active, at [`EventTime::MIN`].
-#[derive(Clone, Debug)]
 pub struct WatermarkMerger {
     streams: Vec<(EventTime, StreamActivity)>,
     told: IdleState,
