@@ -13,6 +13,8 @@ import threading
 import traceback
 from typing import IO, Any
 
+from tidemill._pickling import dumps
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -84,7 +86,7 @@ def _answer(payload: bytes | None, pipe: IO[bytes] | None) -> tuple[Any, ...] | 
         if payload is None:
             return None
         function, args, kwargs = pickle.loads(payload)
-        result = _dumped(function(*args, **kwargs))
+        result = dumps(function(*args, **kwargs))
         if pipe is not None and job.size > 1 and not _membership.is_left():
             _send(pipe, ("returned",))
             # A function must be finished on all ranks before the next begins; ranks that are out of step fail here.
@@ -105,20 +107,10 @@ def _tell_others(text: str, error: BaseException) -> None:
         _membership.tell_others(text)
 
 
-def _dumped(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except Exception:
-        import cloudpickle
-
-        found: bytes = cloudpickle.dumps(value, protocol=5)
-        return found
-
-
 def _pickled(error: BaseException) -> bytes | None:
     """Return the exception if it survives pickling unchanged."""
     try:
-        found = _dumped(error)
+        found = dumps(error)
         pickle.loads(found)
     except Exception:
         return None

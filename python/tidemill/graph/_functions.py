@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill._callback import lifted
 from tidemill._job import entered, group_of, whole
+from tidemill._pickling import dumps
 from tidemill._tidemill import NativeCopy
 from tidemill.graph._errors import Cancelled, GraphError, told
 from tidemill.graph._spawn import Spawned, depth, leave_slot, level_of, run_alone, take_slot
@@ -198,20 +199,14 @@ class Functions:
 def _pickled(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     """Return a call as it goes to another worker: by reference, as all workers run the same program, or else by value."""
     try:
-        return pickle.dumps((function, arguments), protocol=5)
+        return dumps((function, arguments))
+    except ImportError as lacking:
+        raise GraphError(
+            f"spawn: function {name!r} cannot go to another worker: {lacking.__context__}; define it at the top of a module, or "
+            'install cloudpickle (pip install "tidemill[run]"), and pass arguments that can be pickled'
+        ) from lacking
     except Exception as error:
-        try:
-            import cloudpickle
-
-            found: bytes = cloudpickle.dumps((function, arguments), protocol=5)
-        except ImportError:
-            raise GraphError(
-                f"spawn: function {name!r} cannot go to another worker: {error}; define it at the top of a module, or install "
-                'cloudpickle (pip install "tidemill[run]"), and pass arguments that can be pickled'
-            ) from error
-        except Exception as other:
-            raise GraphError(
-                f"spawn: function {name!r} cannot go to another worker: {other}; pass arguments that can be pickled, and a "
-                "function that uses nothing else"
-            ) from other
-        return found
+        raise GraphError(
+            f"spawn: function {name!r} cannot go to another worker: {error}; pass arguments that can be pickled, and a "
+            "function that uses nothing else"
+        ) from error
