@@ -119,10 +119,6 @@ class BspLogic:
         """Return more rows of the last call, if it was pending; all of them if this `waits`."""
         return [], False
 
-    def finish(self) -> list[NativeTable]:
-        """Return the rows that the end of the stream gives. All copies call this together, after their last call."""
-        return []
-
     def save(self) -> bytes:
         """Pickle the state."""
         try:

@@ -116,7 +116,7 @@ def all_reduce(
         )
 
     def make_logic(called: RoundFunction, name: str, place: Place) -> RoundLogic:
-        return RoundLogic(called, name, _SCHEMA, op, None, place)
+        return RoundLogic(called, name, _SCHEMA, op, place)
 
     return step(
         rows,

@@ -80,13 +80,8 @@ fn call<T: Send + 'static>(
 
 /// Tables, and whether more may come.
 fn output(py: Python<'_>, made: &Py<PyAny>) -> PyResult<CallOutput> {
-    let (tables, is_pending) = made.extract::<(Py<PyAny>, bool)>(py)?;
-    Ok(CallOutput { rows: batches(py, &tables)?, is_pending })
-}
-
-fn batches(py: Python<'_>, tables: &Py<PyAny>) -> PyResult<Vec<RecordBatch>> {
-    let tables = tables.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
-    Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+    let (tables, is_pending) = made.extract::<(Vec<PyRef<'_, NativeTable>>, bool)>(py)?;
+    Ok(CallOutput { rows: tables.iter().flat_map(|table| table.batches.clone()).collect(), is_pending })
 }
 
 impl BspFunction for PythonBsp {
@@ -106,11 +101,6 @@ impl BspFunction for PythonBsp {
     fn poll(&mut self, waits: bool) -> Result<CallOutput, TaskError> {
         let Some(logic) = self.logic.clone() else { return Ok(CallOutput::default()) };
         call(&mut self.thread, move |py| output(py, &logic.call_method1(py, "poll", (waits,))?))
-    }
-
-    fn finish(&mut self) -> Result<Vec<RecordBatch>, TaskError> {
-        let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
-        call(&mut self.thread, move |py| batches(py, &logic.call_method0(py, "finish")?))
     }
 
     fn save(&mut self) -> Result<Bytes, TaskError> {

@@ -273,14 +273,10 @@ impl BspTask {
         }
     }
 
-    /// All calls at this moment have been made: ends the last one before a barrier, and everything at the end.
+    /// All calls at this moment have been made: ends the last one before a barrier, and at the end.
     fn pass(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if self.moment != Moment::Time {
             self.settle(true, emit)?;
-        }
-        if self.moment == Moment::End {
-            let made = self.function.finish()?;
-            self.emit(made, emit)?;
         }
         Ok(EmitStatus::Done)
     }
