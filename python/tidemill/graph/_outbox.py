@@ -1,16 +1,17 @@
-"""Streams in the tasks of a graph that makes checkpoints: what they send is sent once, as the stream's checkpoints and the
-graph's meet in an *outbox*.
+"""Streams in the tasks of a graph that makes checkpoints: an *outbox* connects the stream's checkpoints to the graph's, so
+that each row is sent exactly once.
 
-A stream's functions are sinks that commit. When a checkpoint of the stream is durable, each adds an *entry* for the rows before
-it to the outbox of its copy, notes next to the graph's checkpoints, and only then is called with these rows. The
-copy's position in the graph's checkpoints is the last entry that it was called for. So after a restart, wherever it was killed,
+A function to which a stream is written becomes a sink that commits. When a checkpoint of the stream is durable, the sink adds an
+*entry* for its rows to the outbox of its copy, which consists of notes next to the graph's checkpoints. Only then is the
+function called with these rows. In the graph's checkpoints, the position of the copy is the last entry that the function was
+called for. After a restart, wherever the worker was killed,
 
-- the stream goes on from its newest checkpoint, and commits again what may not have been: an entry that exists, or that
-  a position is behind, changes nothing;
-- the functions are called again for the entries behind the position, in the same order; of what they send, the copy
-  leaves out what came before the graph's checkpoint.
+- the stream resumes from its newest checkpoint, and commits again what may not have been committed. This has no effect on
+  rows that have an entry, or that are before the position of any copy;
+- the function is called again for the entries after the position, in the same order. The copy drops messages that the graph's
+  checkpoint covers.
 
-An entry is removed when no checkpoint of the graph that is kept may need it.
+An entry is removed when none of the graph's checkpoints that are kept needs it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _thread = threading.local()
 
 @dataclass(frozen=True)
 class Saves:
-    """Where a graph that runs makes its checkpoints."""
+    """Where a running graph stores its checkpoints."""
 
     checkpoint: Checkpoint
     native: GraphCheckpoints
 
 
 class Part(NamedTuple):
-    """What a copy of a sink has prepared for a checkpoint of its stream. `attempt` tells apart what is prepared again after a
-    failure.
+    """The rows that a copy of a sink has prepared for a checkpoint of its stream. `attempt` distinguishes rows that are
+    prepared again after a failure.
     """
 
     epoch: int
@@ -70,19 +71,19 @@ class Part(NamedTuple):
 
     @property
     def of(self) -> tuple[int, int]:
-        """The sink and its copy, whose parts have ascending epochs."""
+        """The sink and its copy; the epochs of their parts ascend."""
         return self.sink, self.copy
 
 
 class Entry(NamedTuple):
-    """A part that was committed, by its number in the copy's outbox."""
+    """A committed part, with its number in the outbox of the copy."""
 
     number: int
     part: Part
 
 
 class Place(NamedTuple):
-    """How far a copy has come in a stream's outbox: its last entry, and the last epoch of each sink's copies."""
+    """How far a copy is in a stream's outbox: its last entry, and the last epoch of each copy of each sink."""
 
     number: int = 0
     epochs: dict[tuple[int, int], int] = {}  # noqa: RUF012 - never changed
@@ -95,10 +96,10 @@ class TaskStreams:
     ----------
     copy : NativeStreamCopy
     comm : Intracomm
-        Of the task's copies.
+        The communicator of the task's copies.
     saves : Saves
     position : dict of str to Place
-        Of each stream, from the checkpoint that the graph goes on from.
+        The place in each stream's outbox, from the checkpoint that the graph resumes from.
     """
 
     def __init__(self, copy: NativeStreamCopy, comm: Intracomm, saves: Saves, position: dict[str, Place]) -> None:
@@ -113,14 +114,14 @@ class TaskStreams:
         self._sends = False
 
     def open(self, stream: str, sinks: Sequence[Any]) -> tuple[Checkpoint, list[Any]]:
-        """As of `EnclosingTask`."""
+        """See `EnclosingTask`."""
         if self._sends:
             raise self._mixed()
         if stream in self._opened:
             raise GraphError(f"task {self.name!r} has two streams named {stream!r}; give each a name=", self.name)
         if init().comm._world_ranks() != self.comm._world_ranks():
             raise GraphError(
-                f"task {self.name!r}: stream {stream!r} does not run on the workers of all copies, whose checkpoints are one; "
+                f"task {self.name!r}: stream {stream!r} does not run on the workers of all copies, but their checkpoints are shared: "
                 "run it within tidemill.group(context.comm)",
                 self.name,
             )
@@ -136,7 +137,7 @@ class TaskStreams:
         return replace(self.saves.checkpoint, path=path), made
 
     def check_send(self) -> None:
-        """Raise unless what is about to be sent will be sent again, or left out, after a restart."""
+        """Raise `GraphError` unless the next message can be repeated, or dropped, after a restart."""
         if getattr(_thread, "committing", False):
             return
         if self._opened:
@@ -145,17 +146,17 @@ class TaskStreams:
 
     def _mixed(self) -> GraphError:
         return GraphError(
-            f"task {self.name!r} sends rows of a stream, and others by itself: after a restart nobody knows which of these were "
-            "before which; send everything from the stream, or by another source",
+            f"task {self.name!r} sends rows of a stream, and messages of its own: after a restart, their order would not be known; "
+            "send everything from the stream, or send the other messages from another source",
             self.name,
         )
 
     def place(self, stream: str) -> Place:
-        """Return how far the copy has come with a stream."""
+        """Return how far the copy is in the outbox of a stream."""
         return self._position.get(stream, Place())
 
     def durable_place(self, stream: str) -> Place | None:
-        """Return how far it had come at the last checkpoint of this run, if there is one."""
+        """Return how far it was at the last checkpoint of this run, or None before the first."""
         saved = self.copy.durable
         if saved is None:
             return None
@@ -163,16 +164,16 @@ class TaskStreams:
         return position.get(stream, Place())
 
     def come_to(self, stream: str, place: Place) -> None:
-        """Let the graph's checkpoints have this place from now on."""
+        """Put this place into the graph's checkpoints from now on."""
         with self._lock:
             self._position[stream] = place
             self.copy.position(pickle.dumps(self._position, protocol=5))
 
 
 class Outbox:
-    """What a stream has committed on one copy.
+    """The rows that a stream has committed on one copy.
 
-    Notes are `rows/PART`, the tables of a part, and `sent/COPYofCOPIES/NUMBER.PART`, an entry, which is empty.
+    A note `rows/PART` has the tables of a part. A note `sent/COPYofCOPIES/NUMBER.PART` is an entry; it is empty.
     """
 
     def __init__(self, streams: TaskStreams, stream: str, functions: list[Callable[[Table], object] | None]) -> None:
@@ -183,16 +184,16 @@ class Outbox:
         self._sent = f"{self._folder}/sent/{streams.copy.copy}of{streams.copy.copies}"
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque()
-        #: Epochs that entries of any copy have, or positions.
+        #: The last epochs in the entries, or the position, of any copy.
         self._epochs: dict[tuple[int, int], int] = {}
         self._prepared: dict[Part, list[Table]] = {}
-        #: Parts that nothing refers to but perhaps the stream's checkpoint.
+        #: Parts without an entry; the stream's checkpoint may still refer to them.
         self._loose: set[Part] = set()
-        #: Numbers of the last entries in the last checkpoints of the graph.
+        #: The number of the last entry in each of the graph's last checkpoints.
         self._durable: deque[int] = deque(maxlen=streams.saves.checkpoint.keep)
 
     def begin(self) -> None:
-        """Call the functions again for what comes after the checkpoint that the graph goes on from. Collective."""
+        """Call the functions again for rows after the checkpoint that the graph resumes from. Collective."""
         place = self._streams.place(self._stream)
         for epochs in self._streams.comm.allgather(place.epochs):
             self._come_to(epochs)
@@ -203,9 +204,9 @@ class Outbox:
             made = Entry(int(number), Part.parsed(part))
             if of.split("of")[1] != str(self._streams.copy.copies):
                 raise GraphError(
-                    f"task {self._streams.name!r} had {of.split('of')[1]} copies, and has {self._streams.copy.copies}; what each of "
-                    "them has sent belongs to it: run the graph with as many as before (parallelism=), or begin anew in another "
-                    "folder",
+                    f"task {self._streams.name!r} had {of.split('of')[1]} copies, and now has {self._streams.copy.copies}, but what a "
+                    "copy has sent cannot move to another: run the graph with as many copies as before (parallelism=), or start "
+                    "over in another folder",
                     self._streams.name,
                 )
             committed.add(made.part)
@@ -213,26 +214,26 @@ class Outbox:
             if f"{self._folder}/sent/{of}" == self._sent:
                 self._entries.append(made)
         self._loose = {Part.parsed(name.split("/")[-1]) for name in self._names("rows")} - committed
-        # What other copies add from here on is not theirs to commit again, but this must not see half of it.
+        # Other copies add entries from here on. All copies must have listed them before that, or some would see half of them.
         self._streams.comm.barrier()
         for made in list(self._entries):
             if made.number > place.number:
                 self._send(made, self._rows(made.part))
 
     def prepare(self, part: Part, tables: list[Table]) -> None:
-        """Keep the rows of a part, which is to be committed."""
+        """Store the rows of a part, which will be committed later."""
         if part.epoch <= self._epochs.get(part.of, 0):
             raise GraphError(
-                f"task {self._streams.name!r}: stream {self._stream!r} goes on from before epoch {part.epoch}, whose rows it has sent "
-                f"already: its checkpoints in {self._streams.saves.checkpoint.path}/streams were lost or put back; begin anew in "
-                "another folder, or restore them",
+                f"task {self._streams.name!r}: stream {self._stream!r} resumes before epoch {part.epoch}, but has already sent its rows: "
+                f"the stream's checkpoints in {self._streams.saves.checkpoint.path}/streams were lost or replaced by older ones; "
+                "restore them, or start over in another folder",
                 self._streams.name,
             )
         self._put(f"rows/{part}", pickle.dumps(tables, protocol=5))
         self._prepared[part] = tables
 
     def commit(self, part: Part) -> None:
-        """Call the function with the rows of a part, unless that has been done."""
+        """Call the function with the rows of a part, unless it has been called with them before."""
         with self._lock:
             if part.epoch <= self._epochs.get(part.of, 0):
                 return
@@ -260,7 +261,7 @@ class Outbox:
         self._streams.come_to(self._stream, place)
 
     def _tidy(self, part: Part) -> None:
-        """Remove what no checkpoint needs any more, of those before a part that was committed."""
+        """Remove notes that no checkpoint needs any more, now that a part is committed."""
         dead = {loose for loose in self._loose if loose.of == part.of and loose.epoch <= part.epoch}
         self._loose -= dead
         names = [f"{self._folder}/rows/{loose}" for loose in dead - {part}]
@@ -270,7 +271,7 @@ class Outbox:
         if len(self._durable) == self._durable.maxlen:
             while self._entries and self._entries[0].number <= self._durable[0]:
                 entry = self._entries.popleft()
-                # The entry last: without its rows it could not be read.
+                # The entry first: should this worker die in between, an entry without its rows could not be read.
                 names += [f"{self._sent}/{entry.number:012}.{entry.part}", f"{self._folder}/rows/{entry.part}"]
         if names:
             self._streams.saves.native.remove_notes(engine(), names)
@@ -283,8 +284,8 @@ class Outbox:
         saved = self._streams.saves.native.note(engine(), f"{self._folder}/rows/{part}")
         if saved is None:
             raise GraphError(
-                f"task {self._streams.name!r}: the rows that stream {self._stream!r} has committed are missing in "
-                f"{self._streams.saves.checkpoint.path}: notes/{self._folder}/rows/{part}; restore them, or begin anew in "
+                f"task {self._streams.name!r}: rows that stream {self._stream!r} has committed are missing in "
+                f"{self._streams.saves.checkpoint.path}: notes/{self._folder}/rows/{part}; restore them, or start over in "
                 "another folder",
                 self._streams.name,
             )
@@ -299,7 +300,7 @@ class Outbox:
 
 
 class OutboxSink:
-    """A copy of a stream's sink, a function, which is called by the outbox."""
+    """A copy of a stream's sink; the outbox calls its function."""
 
     def __init__(self, outbox: Outbox, number: int, function: Callable[[Table], object]) -> None:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -316,7 +317,7 @@ class OutboxSink:
         return OutboxSink(self._outbox, self._number, self._function)
 
     def _placed(self, copy: int) -> None:
-        """Take the number of the sink's copy that this is."""
+        """Take the number of this copy of the sink."""
         self._copy = copy
 
     def write(self, rows: Table) -> None:
@@ -335,10 +336,10 @@ class OutboxSink:
 
 
 def _called(sink: Any) -> Callable[[Table], object] | None:
-    """Return a sink that is a function of a table, to be called like one, or None."""
+    """Return the function to call if the sink is a function of a table, else None."""
     return run_in_callback("a sink", sink) if callable(sink) and not hasattr(sink, "prepare") else None
 
 
 def _folder(name: str) -> str:
-    """Return a name of a folder for a task or a stream: what stores take, and no other's."""
+    """Return a folder name for a task or a stream: unique, and of characters that all stores accept."""
     return f"{re.sub('[^A-Za-z0-9]+', '-', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
