@@ -1,4 +1,4 @@
-"""`follow`: degrees, components and PageRank of a network whose links come and go on a stream, and their newest values."""
+"""`follow`: degrees, components and PageRank of a network whose links a stream adds and removes, and their latest values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["LiveValues", "MissingLinksWarning", "follow"]
 
 Measure = Literal["degrees", "components", "pagerank"]
 
-#: A column that is added to links: their times.
+#: The name of the column that `lifetime` adds to links: their times.
 _TIME = "__time"
 #: What the values of `op` may be.
 _ADDED, _REMOVED = ("add", "+", "insert"), ("remove", "-", "delete")
 
 
 class MissingLinksWarning(UserWarning):
-    """Links that should be removed were not there; the message gives their number and the first of them."""
+    """Links to be removed did not exist; the message gives their number and names the first."""
 
 
 def follow(
@@ -61,99 +61,100 @@ def follow(
     root: int | None = None,
     parallelism: int | None = None,
 ) -> DataSet:
-    """Follow a network whose links come and go: its degrees, connected components and PageRank after each window.
+    """Keep the degrees, connected components and PageRank of a network up to date while a stream changes its links.
 
-    Nodes are those that have links; each belongs to one of the step's copies, which keeps the links that leave it. What
-    a window adds and removes is applied on all copies together, and the values of nodes flow on. They are those that
-    `pagerank` and `connected_components` find for the links that there are at the end of the window.
+    The network has the nodes that have links. Each node belongs to one of the step's copies, which stores the links that
+    leave it. All copies apply the changes of a window together, and then emit the values of nodes. These are the values that
+    `pagerank` and `connected_components` compute from the links that exist at the end of the window.
 
     Parameters
     ----------
     links : DataSet
-        A stream; a row is a link that comes or goes.
+        A stream in which each row adds or removes a link.
     source, target : str
-        Columns with the ids of its ends: both integers, or both strings.
+        Columns with the ids of the link's ends: both integers, or both strings.
     op : str, optional
-        Column that says what happens: the string ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
-        ``"delete"``), or an integer, by which the number of such links changes. By default all links come.
+        Column with the kind of change: a string, ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
+        ``"delete"``), or an integer by which the number of such links changes. By default, every row adds a link.
     weights : str, optional
-        Column with the weights of links that come, not negative: PageRank follows links in proportion to them. Those of
-        parallel links add up; that of a removal is not looked at, as it takes away a link with its weight. So a link
-        whose weight changes is removed, and added again.
+        Column with the weights of added links, not negative: PageRank follows links in proportion to their weights. Weights of
+        parallel links are added. In a row that removes a link, the weight is ignored. To change the weight of a link,
+        remove it and add it again.
     start : Network, optional
-        A network that is there already, the same on every worker: its links come with the first window, with `weights`
-        those of the network, or 1. Its ids are like those of `links`; nodes without links are not followed. A job that goes
-        on from a checkpoint has it in there.
+        The network before the first window, the same on every worker. With `weights`, its links have the network's weights,
+        or 1 if it has none. Its ids must have the type of those in `links`, and nodes without links are left out. A job
+        that resumes takes the network from its checkpoint instead.
     every : str, number of seconds or timedelta, optional
-        Length of a window in event time, for example ``"1s"``; windows without any rows are left out. By default a
-        window has the rows from one checkpoint to the next, and the last one those up to the stream's end. The order of
-        rows within a window makes no difference.
+        Length of a window in event time, for example ``"1s"``. Windows without rows are skipped. By default, a window
+        has the rows from one checkpoint to the next, and the last window ends with the stream. The order of rows within
+        a window makes no difference.
     on : str or Expr, optional
-        The time of a row, for `every`.
+        The event time of a row; required with `every`.
     lifetime : str, number of seconds or timedelta, optional
-        How long after its time a link goes by itself, unless it is removed before: of the links that came, those are there
-        at the end of a window that are younger. As windows without rows are left out, it goes with the next window that
-        has some. Those of `start` stay until they are removed.
+        Time after which a link expires, unless it is removed before: at the end of a window, the network has only
+        links that are younger. Because windows without rows are skipped, a link may stay until the next window that
+        has rows. Links of `start` do not expire.
     measures : iterable of {"degrees", "components", "pagerank"}, optional
-        What is followed; degrees always are.
+        What to compute; degrees are always included.
     directed : bool, default=True
-        Whether links lead from their source to their target only, for degrees and PageRank.
+        Whether a link leads only from its source to its target; this affects degrees and PageRank.
     duplicates : {"keep", "first"}, default="keep"
-        Of several links from one node to another count all, or one. A removal takes away one of them in either case, with
-        `lifetime` the first to go, and of several of these that of the least weight.
+        Whether parallel links all count, or only one of them. In either case, a removal removes one of them: with
+        `lifetime`, the one that expires first, and among these the one with the smallest weight.
     self_loops : {"keep", "drop", "raise"}, default="keep"
-        What becomes of links from a node to itself.
+        What to do with links from a node to itself.
     missing : {"raise", "warn", "ignore"}, optional
-        What becomes of the removal of a link that is not there. By default it raises; with `lifetime` it is ignored, as
-        the link may have gone by itself.
+        What to do if a link to be removed does not exist. The default is ``"raise"``, or with `lifetime` ``"ignore"``,
+        because the link may have expired.
     alpha : float, default=0.85
-        Damping of PageRank, below 1.
+        Damping factor of PageRank, below 1.
     tol : float, default=1e-4
-        How far a score may be from what the scores of its node's neighbors make it, as a share of the mean score: the rule
-        of ``pagerank(normalized=False, rule="largest", tol=tol)``. All scores together are then off by at most
-        ``n * tol / (1 - alpha)`` mean scores; in practice by far less.
+        The largest allowed difference between a score and the value that follows from the scores of the node's neighbors, as
+        a fraction of the mean score. This is the rule of ``pagerank(normalized=False, rule="largest", tol=tol)``. The
+        errors of all scores then sum to at most ``n * tol / (1 - alpha)`` mean scores, and in practice to far less.
     normalized : bool, default=True
-        Whether scores sum to 1; otherwise to n.
+        Whether scores sum to 1, or to the number of nodes.
     changed_only : bool, default=True
-        Whether only nodes whose values changed flow on, or after each window all of them.
+        Whether to emit only nodes whose values changed, or all nodes after each window.
     min_change : float, default=1e-3
-        A score has changed if it differs from the one that flowed on last by this share of the mean score.
+        A score counts as changed if it differs from the last emitted one by more than this fraction of the mean score.
     root : int, optional
-        The copy from which all rows flow on, so that they reach the sink of one worker. By default those of a node flow
-        on from the copy that owns it.
+        The copy that emits all rows, so that they reach the sink of one worker. By default, each copy emits the rows of
+        its own nodes.
     parallelism : int, optional
-        Number of copies; by default as many as other steps have.
+        Number of copies; by default, that of other steps.
 
     Returns
     -------
     DataSet
         A stream with the columns ``round`` (int64: number of the window, from 0), ``end`` (timestamp: its end; null
         without `every`), ``node``, ``in_degree`` and ``out_degree`` (int64), or ``degree`` if undirected (loops count
-        twice), with `weights` also ``in_strength`` and ``out_strength``, or ``strength`` (float64: the same of weights),
-        ``component`` (the least id in the node's component, of the type of ids) and ``score`` (float64). A node
-        that has lost its last link has a last row with degree 0, and null for the others.
+        twice), with `weights` also ``in_strength`` and ``out_strength``, or ``strength`` (float64: sums of weights),
+        ``component`` (the smallest id in the node's component, of the type of ids) and ``score`` (float64). When a node
+        loses its last link, it gets a last row in which degrees and strengths are 0, and the component and score are null.
 
     Raises
     ------
     DataSetError
-        If `links` is a table, for columns that there are not or that have other types, and for options that do not
-        fit. The job fails with it on every worker, with the link, for the removal of a link that is not there with
-        ``missing="raise"``, for a loop with ``self_loops="raise"``, for a weight that is negative or not finite, and for a null.
+        If `links` is a table, a column is missing or has the wrong type, or options are invalid or do not fit together. While
+        the job runs, it fails with this error on every worker if a link to be removed does not exist (with
+        ``missing="raise"``), if a link leads from a node to itself (with ``self_loops="raise"``), if a weight is negative or
+        not finite, and if a value is null.
 
     Warns
     -----
     MissingLinksWarning
-        With ``missing="warn"``, in each window on the first copy.
+        With ``missing="warn"``, on the first copy, for each window with such links.
 
     Notes
     -----
-    The network is part of the stream's checkpoints, and a job that goes on with another number of copies deals its
-    nodes anew. Degrees and components are the same for any number of copies; scores agree within `tol`.
+    The network is part of the stream's checkpoints. If a job resumes with another number of copies, the nodes are
+    redistributed. Degrees and components are the same for any number of copies; scores agree within `tol`.
 
-    A change costs little more than a search for degrees, a pass over the labels of nodes if it joins components, and for
-    PageRank the links of nodes whose scores move. A removal looks again at all links of the components that lost one,
-    and a checkpoint saves the whole network. With `weights` or `lifetime`, links are kept one by one, and each window looks
-    at all of them.
+    Cost: for degrees, a change costs little more than a search. If it joins components, it costs a pass over the labels of
+    nodes. For PageRank, it costs the links of the nodes whose scores change. After removals, all links of the components
+    that lost a link are visited again. A checkpoint saves the whole network. With `weights` or `lifetime`, links
+    are stored individually, and each window visits all of them.
 
     Source: Ohsaka, Maehara and Kawarabayashi (2015), Efficient PageRank tracking in evolving networks.
 
@@ -252,7 +253,7 @@ def follow(
 def _checked(
     schema: dict[str, str], source: str, target: str, op: str | None, weights: str | None
 ) -> tuple[bool, bool]:
-    """Return whether ids are strings, and whether changes are numbers."""
+    """Check the columns; return whether ids are strings, and whether changes are numbers."""
     for column in (source, target, op, weights):
         if column is not None and column not in schema:
             raise DataSetError(f"follow: there is no column {column!r}; there are {', '.join(map(repr, schema))}")
@@ -323,7 +324,7 @@ class _Step:
         if is_first and self._start is not None:
             arrived = arrived.after(self._begun(self._start, context.copy, context.copies))
         end = np.datetime64("NaT", "us") if context.window_end is None else np.datetime64(context.window_end, "us")
-        # NaT is before all times, so that nothing goes.
+        # NaT is before all times, so that nothing expires.
         done = share.apply(comm, arrived, int(end.astype(np.int64)))
         if done.missing:
             self._lacking(comm, done)
@@ -338,7 +339,7 @@ class _Step:
         return Table.from_numpy(columns) if len(columns["node"]) else None
 
     def _taken(self, rows: Table) -> Arrived:
-        """Return the links that come and go."""
+        """Return the added and removed links of a window."""
         source, target, op, signed = self._columns
         arrays = rows.to_numpy()
         kind = object if self._rules.is_text else np.int64
@@ -406,7 +407,7 @@ class _Step:
             )
 
     def _told(self, share: Share, done: Changes) -> dict[str, NDArray[Any]]:
-        """Return the rows of nodes that have other values than before, or of all, and of those that left."""
+        """Return the rows of nodes whose values changed, or of all nodes, and of nodes without links."""
         rules = self._rules
         slots, scores = done.slots, np.zeros(0)
         if rules.pagerank or not self._changed_only:
@@ -414,7 +415,7 @@ class _Step:
             scores = share.scores * ((1.0 if self._normalized else done.nodes) / (done.total or 1.0))
             if self._changed_only:
                 mean = (1.0 if self._normalized else done.nodes) / max(done.nodes, 1)
-                # Also those that were never told: their comparison is false.
+                # Also those that were never emitted: their old score is NaN, so that the comparison is false.
                 moved = ~(np.abs(scores[every] - share.told[every]) <= self._min_change * mean)
                 moved |= np.isin(every, slots, assume_unique=True)
                 every = every[moved]
@@ -452,17 +453,17 @@ class _Step:
 
 
 class LiveValues:
-    """The newest values of nodes: a sink for the rows of `follow`, which other threads ask while the stream runs.
+    """The latest values of nodes: a sink for the rows of `follow` that other threads can query while the stream runs.
 
-    It has the nodes whose rows come to this worker: all of them on one worker, or with ``follow(..., root=0)`` on the
-    first. After a restart it knows only what has changed since, except with ``changed_only=False``.
+    It has the nodes whose rows arrive at this worker: all nodes if there is one worker, or on the first worker with
+    ``follow(..., root=0)``. After a restart, it has only nodes that changed since, except with ``changed_only=False``.
 
     Attributes
     ----------
     round : int
-        The last window of which there are rows; -1 before the first.
+        Number of the last window with rows; -1 before the first.
     end : datetime or None
-        Its end.
+        The end of that window.
 
     Examples
     --------
@@ -476,7 +477,7 @@ class LiveValues:
         self.end: datetime | None = None
 
     def __call__(self, rows: Table) -> None:
-        """Take rows, all at once."""
+        """Update the values with rows of `follow`; other threads see all of the update or none."""
         with self._lock:
             for row in rows.to_pylist():
                 self.round, self.end = row.pop("round"), row.pop("end")
@@ -506,19 +507,19 @@ class LiveValues:
             return dict(found)
 
     def get(self, node: Any) -> dict[str, Any] | None:
-        """Return the values of a node, None if there is no such node."""
+        """Return the values of a node, or None if the network has no such node."""
         with self._lock:
             found = self._values.get(node)
             return None if found is None else dict(found)
 
     def top(self, count: int = 10, by: str = "score") -> list[tuple[Any, Any]]:
-        """Return the nodes with the highest values of a column; of equal ones, those of the least ids."""
+        """Return the nodes with the highest values of a column, and these values; among equal values, smaller ids come first."""
         with self._lock:
             pairs = [(node, row[by]) for node, row in self._values.items()]
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def members(self, component: Any) -> set[Any]:
-        """Return the ids of the nodes of a component, which is named by the least of them."""
+        """Return the ids of the nodes of a component, which is named by the smallest of them."""
         with self._lock:
             return {node for node, row in self._values.items() if row["component"] == component}
 
