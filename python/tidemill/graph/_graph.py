@@ -586,8 +586,8 @@ class Graph:
     def _check(self, job: Job, placement: Placement, saves: bool) -> None:
         if saves and self._spawns:
             raise GraphError(
-                f"graph {self.name!r} has spawns=True and makes no checkpoints: what functions on other workers have come to is in "
-                "none; leave out one of them"
+                f"graph {self.name!r} has spawns=True, so it cannot make checkpoints, which would not include functions on other "
+                "workers; leave out spawns=True or checkpoint="
             )
         if saves:
             check_streaming(self._tasks, self._edges)

@@ -270,8 +270,8 @@ class Context:
             )
         if self.comm is not None and isinstance(self._copy, NativeStreamCopy):
             raise GraphError(
-                f"task {self.task!r}: with comm=True a copy has no position of its own, as a checkpoint may find each at "
-                "another; send the rows of a stream, whose checkpoints the graph's cover, or the same rows again from the beginning",
+                f"task {self.task!r}: with comm=True a copy has no position of its own, because a checkpoint may find copies "
+                "at different ones; write a stream, which the graph's checkpoints cover, or send the same rows again from the beginning",
                 self.task,
             )
         self._position = value

@@ -200,7 +200,7 @@ def follow(
         )
     if weights is not None and duplicates == "first":
         raise DataSetError(
-            "follow: of several links with weights all count, and their weights add up: pass duplicates='keep'"
+            "follow: the weights of parallel links add up, so all of them count: pass duplicates='keep'"
         )
     lifetime_us = None if lifetime is None else micros(lifetime, "lifetime")
     if lifetime_us is not None:

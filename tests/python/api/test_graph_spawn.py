@@ -139,7 +139,7 @@ def test_what_does_not_spawn(tmp_path: Any) -> None:
         graph.run()
     graph = tm.Graph("saved", spawns=True)
     graph.connect(graph.source("work", work, parallelism=1), graph.sink("end", each=True, parallelism=1, function=work))
-    with pytest.raises(tm.GraphError, match="graph 'saved' has spawns=True and makes no checkpoints"):
+    with pytest.raises(tm.GraphError, match="graph 'saved' has spawns=True, so it cannot make checkpoints"):
         graph.run(checkpoint=tmp_path)
 
 
