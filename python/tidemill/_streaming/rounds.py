@@ -27,7 +27,8 @@ RoundFunction = Callable[[Table, "NDArray[numpy.float64] | None"], "ArrayLike"]
 #: The reductions, by option.
 OPERATIONS = {"sum": mpi.SUM, "mean": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
 
-#: Reductions of at least this many bytes go on beside the stream; shorter ones are over before it could go on.
+#: Reductions go on beside the stream if the last value has at least this many bytes; shorter ones are over before it could
+#: go on.
 _ASIDE_BYTES = 1 << 20
 #: How long a call waits for its reduction before the stream goes on, in seconds.
 _BRIEFLY_S = 0.005
@@ -56,15 +57,16 @@ class RoundLogic(BspLogic):
         self._window = window_of(window, is_rows)
         self._sent = self._part(self._function(Table(rows), last))
         self._received = np.empty_like(self._sent)
-        if self._sent.nbytes < _ASIDE_BYTES:
+        # All copies have the same last value. What they return now may differ in length, and they must make the same call to
+        # find that out.
+        if last is None or last.nbytes < _ASIDE_BYTES:
             # Reports of slow copies count the waits of such calls.
             self._comm.Allreduce(self._sent, self._received, OPERATIONS[self._op])
             return self._end(), False
         if self._reductions is None:
             self._reductions = self._comm.Clone()
-        if last is not None:
-            # All copies begin a round together: here they may change how they reduce.
-            self._reductions._adapt(self._sent.nbytes)
+        # All copies begin a round together: here they may change how they reduce.
+        self._reductions._adapt(last.nbytes)
         self._request = self._reductions.Iallreduce(
             self._sent, self._received, OPERATIONS[self._op], algorithm="adaptive"
         )

@@ -149,3 +149,22 @@ def test_functions_that_fail() -> None:
     ]:
         with pytest.raises(tm.DataSetError, match=words):
             written(tm.stream.all_reduce(stream(), function, every="700ms", on="at", parallelism=2))
+
+
+@pytest.mark.parametrize(("every", "fine"), [("1s", 1), ("1s", 9), (None, 1)])
+def test_copies_whose_arrays_differ_in_length(tmp_path: Path, every: str | None, fine: int) -> None:
+    """Long arrays are reduced beside the stream, and short ones are not: copies that chose by their own arrays would wait for
+    each other forever. With `fine` 9 it happens in the last round, after the stream has ended.
+    """
+    calls = itertools.count()
+
+    def own(rows: tm.Table, value: np.ndarray | None) -> Any:
+        # A round begins when both copies have been called in the one before.
+        return np.zeros(1 << 18) if next(calls) != 2 * fine + 1 else 0.0
+
+    values = tm.stream.all_reduce(
+        stream(rows_per_s=0 if every else 100), own, every=every, on="at" if every else None, parallelism=2
+    )
+    with pytest.raises(tm.DataSetError, match="(?i)allreduce"):
+        written(values, checkpoint=None if every else tm.stream.Checkpoint(tmp_path, interval="50ms"))
+    assert next(calls) == 2 * fine + 2
