@@ -165,6 +165,6 @@ def test_copies_whose_arrays_differ_in_length(tmp_path: Path, every: str | None,
     values = tm.stream.all_reduce(
         stream(rows_per_s=0 if every else 100), own, every=every, on="at" if every else None, parallelism=2
     )
-    with pytest.raises(tm.DataSetError, match="(?i)allreduce"):
+    with pytest.raises(tm.DataSetError, match=r"(?i)allreduce"):
         written(values, checkpoint=None if every else tm.stream.Checkpoint(tmp_path, interval="50ms"))
     assert next(calls) == 2 * fine + 2
