@@ -85,9 +85,10 @@ def all_reduce(
     The value is part of the stream's checkpoints, and a job that resumes with another number of copies continues with
     it. Each copy's part of each round is in one result, also after a failure.
 
-    Arrays of 1 MiB or more are reduced while rows arrive and the next round fills. Between hosts they go around slow
-    links, like ``comm.Allreduce(..., algorithm="adaptive")``: rates are measured between rounds, and each round has one
-    overlay. Sums of floats may then differ in their last bits from run to run.
+    With `every`, arrays of 1 MiB or more are reduced while rows arrive and the next round fills, from the second round
+    on; checkpoints wait until they are reduced. Without it a round ends at a checkpoint, so its rows wait for the result.
+    Between hosts such arrays go around slow links, like ``comm.Allreduce(..., algorithm="adaptive")``: rates are measured
+    between rounds, and each round has one overlay. Sums of floats may then differ in their last bits from run to run.
 
     `DataSet.bsp` is the general form: any collectives, any results, and a state for each copy.
 
