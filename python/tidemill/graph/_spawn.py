@@ -52,16 +52,18 @@ depth = _Depth()
 class Spawned(Future[Any]):
     """The outcome of a spawned graph or function."""
 
-    #: Whether somebody has asked for it.
+    #: Whether somebody has been told it.
     taken = False
 
     def result(self, timeout: float | None = None) -> Any:
-        self.taken = True
-        return super().result(timeout)
+        # If the time is over before it, nobody has been told, and who has spawned it must still wait.
+        self.exception(timeout)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
         self.taken = True
-        return super().exception(timeout)
+        return error
 
 
 def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> Spawned:

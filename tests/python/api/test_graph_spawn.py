@@ -172,3 +172,27 @@ def test_a_run_that_fails_while_a_function_is_under_way() -> None:
         graph.run()
     _over.set()
     assert alone(lambda out, context: context.spawn(squares, 3).result()["sum"][0]) == {0: 5}
+
+
+def fails_late() -> None:
+    waits()
+    raise ValueError("after all")
+
+
+@pytest.mark.parametrize("asks", ["result", "exception"])
+def test_a_function_that_was_not_waited_for_long_enough(asks: str) -> None:
+    """Its caller has not been told how it ended: the run ends after it, and with its error."""
+
+    def work(out: Any, context: Any, called: Any) -> None:
+        _started.clear()
+        _over.clear()
+        future = context.spawn(called)
+        assert _started.wait(launched.PATIENCE_S)
+        with pytest.raises(TimeoutError):
+            getattr(future, asks)(timeout=0.01)
+        threading.Timer(0.1, _over.set).start()
+
+    alone(lambda out, context: work(out, context, waits))
+    assert _over.is_set()
+    with pytest.raises(tm.GraphError, match="function 'fails_late' on worker 0: ValueError: after all"):
+        alone(lambda out, context: work(out, context, fails_late))
