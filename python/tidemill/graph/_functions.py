@@ -11,11 +11,12 @@ would be reported as one that stands still.
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from tidemill._callback import lifted
 from tidemill._job import entered, group_of, whole
@@ -77,37 +78,47 @@ class Functions:
         self._copies = copies
         self._numbers = itertools.count()
         self._pending: dict[int, tuple[Spawned, int, str]] = {}
+        #: How many of them are under way on each worker.
+        self._busy = [0] * size
         #: What is to be sent to workers.
         self._out: deque[tuple[int, Call | Answer | Over]] = deque()
         self._is_over = False
 
-    def spawn(self, function: Callable[..., Any], arguments: tuple[Any, ...], worker: int | None) -> Spawned:
+    def spawn(self, function: Callable[..., Any], arguments: tuple[Any, ...], worker: SupportsIndex | None) -> Spawned:
         """Call a function on a worker, or on the one with the fewest under way from here."""
         name = getattr(function, "__qualname__", repr(function))
         level = level_of(f"function {name!r}")
         pickled = _pickled(name, function, arguments)
-        if worker is not None and not (isinstance(worker, int) and 0 <= worker < self._size):
-            raise GraphError(
-                f"spawn: worker={worker!r} is none of the workers 0 to {self._size - 1} that the graph runs on"
-            )
+        at = None if worker is None else self._number(worker)
         future = Spawned()
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._is_over:
                 raise Cancelled
-            busy = Counter(at for _, at, _ in self._pending.values())
-            if worker is None:
+            if at is None:
                 # This worker last, as the function that spawns runs here.
-                worker = min(range(self._size), key=lambda at: (busy[at], (at - self._rank - 1) % self._size))
-            if busy[worker] >= _PENDING_MAX:
+                at = min(range(self._size), key=lambda at: (self._busy[at], (at - self._rank - 1) % self._size))
+            if self._busy[at] >= _PENDING_MAX:
                 raise GraphError(
-                    f"{_PENDING_MAX} functions spawned here run on worker {worker}; wait for some of them before you spawn {name!r}"
+                    f"{_PENDING_MAX} functions spawned here run on worker {at}; wait for some of them before you spawn {name!r}"
                 )
             number = next(self._numbers)
-            self._pending[number] = future, worker, name
-            self._out.append((worker, Call(number, level, name, pickled)))
+            self._pending[number] = future, at, name
+            self._busy[at] += 1
+            self._out.append((at, Call(number, level, name, pickled)))
         self._awake.set()
         return future
+
+    def _number(self, worker: SupportsIndex) -> int:
+        try:
+            number = operator.index(worker)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self._size:
+            raise GraphError(
+                f"spawn: worker={worker!r} is none of the workers 0 to {self._size - 1} that the graph runs on"
+            )
+        return number
 
     def left(self) -> None:
         """Note that a copy of this worker has ended, and has taken what it has spawned."""
@@ -160,6 +171,7 @@ class Functions:
         elif isinstance(said, Answer):
             with self._lock:
                 future, at, name = self._pending.pop(said.number)
+                self._busy[at] -= 1
             if said.pickled is None:
                 future.set_exception(GraphError(f"function {name!r} on worker {at}: {said.error}", worker=at))
                 return
