@@ -65,6 +65,11 @@ class Spawned(Future[Any]):
         self.taken = True
         return error
 
+    @property
+    def owed(self) -> bool:
+        """Whether who has spawned it has to wait for it: it goes on, or nobody has been told its error."""
+        return not (self.taken or (self.done() and super().exception() is None))
+
 
 def spawn(graph: Graph, copy: NativeTaskCopy, comm: Intracomm | None) -> Spawned:
     """Run a graph on a thread that ends with the run of `copy`: on this worker alone, or on those of `comm`, all of which

@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from tidemill._callback import confine, enter_task
 from tidemill._job import entered, init, whole
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Input", "Output", "collect", "keep", "service", "starter"]
 
 _thread = threading.local()
+
+#: Outcomes of what it has spawned that a copy may hold although it has no need of them.
+_SPAWNED_SPARE = 64
 
 
 class Input:
@@ -241,7 +244,11 @@ class Context:
         self._inputs = inputs
         self._each = each
         self._functions = functions
+        #: What it has spawned and has to wait for, with some others.
         self._spawned: list[Spawned] = []
+        self._spawned_max = _SPAWNED_SPARE
+        # A function may spawn from threads of its own.
+        self._spawning = threading.Lock()
         self.state = None
         self._position: Any = None
 
@@ -282,14 +289,14 @@ class Context:
     def spawn(self, what: Graph, *, comm: Intracomm | None = None) -> Future[Result]: ...
 
     @overload
-    def spawn(self, what: Callable[..., Any], *arguments: Any, worker: int | None = None) -> Future[Any]: ...
+    def spawn(self, what: Callable[..., Any], *arguments: Any, worker: SupportsIndex | None = None) -> Future[Any]: ...
 
     def spawn(
         self,
         what: Graph | Callable[..., Any],
         *arguments: Any,
         comm: Intracomm | None = None,
-        worker: int | None = None,
+        worker: SupportsIndex | None = None,
     ) -> Future[Any]:
         """Run a graph while the function goes on, on this worker or on the workers of a communicator, or another function on any
         worker.
@@ -330,11 +337,20 @@ class Context:
             If `comm` is not of workers, one rank on each.
         """
         future = self._spawn(what, arguments, comm, worker)
-        self._spawned.append(future)
+        with self._spawning:
+            self._spawned.append(future)
+            if len(self._spawned) > self._spawned_max:
+                # Each holds what it has returned. At least half must be new before this looks again.
+                self._spawned = [future for future in self._spawned if future.owed]
+                self._spawned_max = 2 * len(self._spawned) + _SPAWNED_SPARE
         return future
 
     def _spawn(
-        self, what: Graph | Callable[..., Any], arguments: tuple[Any, ...], comm: Intracomm | None, worker: int | None
+        self,
+        what: Graph | Callable[..., Any],
+        arguments: tuple[Any, ...],
+        comm: Intracomm | None,
+        worker: SupportsIndex | None,
     ) -> Spawned:
         from tidemill.graph._graph import Graph
 
@@ -436,7 +452,7 @@ def starter(
         else:
             value = call(ins, outs, context)
         for future in context._spawned:
-            if not future.taken:
+            if future.owed:
                 future.result()
         if run.functions is not None:
             run.functions.left()

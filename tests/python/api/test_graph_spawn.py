@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import weakref
+from concurrent.futures import Future
 from typing import Any
 
 import launched
+import numpy as np
 import pytest
 import standing
 import tidemill as tm
@@ -54,7 +58,7 @@ def alone(work: Any, **options: Any) -> Any:
 
 def search() -> Any:
     def work(out: Any, context: Any) -> Any:
-        named = [context.spawn(where, n, worker=n % context.workers) for n in range(20)]
+        named = [context.spawn(where, n, worker=np.int64(n % context.workers)) for n in range(20)]
         chosen = [context.spawn(where, n) for n in range(6 * context.workers)]
         graphs = [context.spawn(squares, count, worker=context.workers - 1) for count in range(5)]
         workers = context.workers
@@ -102,9 +106,10 @@ def errors() -> None:
     assert "function 'fails' cannot go to another worker" in str(
         raised(lambda out, context: context.spawn(fails, threading.Lock()).result())
     )
-    assert f"worker={last + 1} is none of the workers 0 to {last}" in str(
-        raised(lambda out, context: context.spawn(fails, 1, worker=last + 1).result())
-    )
+    for worker in (last + 1, -1, 0.0):
+        assert f"worker={worker} is none of the workers 0 to {last}" in str(
+            raised(lambda out, context, worker=worker: context.spawn(fails, 1, worker=worker).result())
+        )
     assert "spawn a function that returns it" in str(
         raised(lambda out, context: context.spawn(squares(1), worker=0).result())
     )
@@ -188,7 +193,7 @@ def test_a_function_that_was_not_waited_for_long_enough(asks: str) -> None:
         _over.clear()
         future = context.spawn(called)
         assert _started.wait(launched.PATIENCE_S)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(concurrent.futures.TimeoutError):
             getattr(future, asks)(timeout=0.01)
         threading.Timer(0.1, _over.set).start()
 
@@ -196,3 +201,29 @@ def test_a_function_that_was_not_waited_for_long_enough(asks: str) -> None:
     assert _over.is_set()
     with pytest.raises(tm.GraphError, match="function 'fails_late' on worker 0: ValueError: after all"):
         alone(lambda out, context: work(out, context, fails_late))
+
+
+class Large:
+    """What a function returns, of which one would like to have few."""
+
+
+def test_results_that_nobody_needs_go_before_the_function_ends() -> None:
+    """Both those that it has taken, and those that it has never asked for."""
+    alive = weakref.WeakSet[Large]()
+
+    def work(out: Any, context: Any) -> list[int]:
+        most = 0
+        for _ in range(1000):
+            future = context.spawn(Large)
+            alive.add(future.result())
+            most = max(most, len(alive))
+        for _ in range(10):
+            futures = [context.spawn(Large) for _ in range(50)]
+            for future in futures:
+                future.add_done_callback(lambda future: alive.add(Future.result(future)))
+            concurrent.futures.wait(futures)
+            most = max(most, len(alive))
+        return [most]
+
+    (most,) = alone(work)[0]
+    assert most < 300
