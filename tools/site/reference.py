@@ -24,6 +24,7 @@ MODULES = [
     "tidemill.graph",
     "tidemill.graph.exchange",
     "tidemill.ml",
+    "tidemill.networks",
     "tidemill.series",
     "tidemill.viz",
 ]

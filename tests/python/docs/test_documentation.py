@@ -11,11 +11,14 @@ All files of a page lie in one folder. The lines of several workers come in any 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import launched
 import pytest
@@ -85,6 +88,26 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = [(page.parent / file if file else page, place) for file, place in links]
     assert [target for target, _ in targets if not target.exists()] == []
     assert [(target.name, place) for target, place in targets if place and place not in places(target)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_headings_skip_no_level(page: Path) -> None:
+    """`make docs`, which no test runs, ends with an error at such a heading."""
+    levels = [0, *(len(marks) for marks in re.findall(r"^(#+) ", CODE.sub("", page.read_text()), re.MULTILINE))]
+    assert levels.count(1) == 1 and all(after <= before + 1 for before, after in pairwise(levels)), levels
+
+
+def test_the_reference_has_the_modules_that_pages_refer_to() -> None:
+    """As above: `make docs` cannot link to a module without a page."""
+
+    def constant(file: str, name: str) -> Any:
+        tree = ast.parse((ROOT / "tools/site" / file).read_text()).body
+        found = [node for node in tree if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
+        return ast.literal_eval(found[0].value)
+
+    classes = {"tidemill.DataSet", "tidemill.Expr"}
+    named = {module for modules in constant("build.py", "REFERENCES").values() for module in modules}
+    assert named - classes <= set(constant("reference.py", "MODULES"))
 
 
 def test_the_page_of_variables_is_complete() -> None:
