@@ -40,12 +40,13 @@ def grouped(key, name):
     assert len(found) == len(expected)
 
 spread = rng.integers(0, keys, ROWS)
-small = [] if ROWS > 1_000_000 else [pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32()]
-for kind in [*small, pa.int64(), pa.uint64()]:
+# With many rows, and where groups spill, one type is enough: types are the same there.
+others = [pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.uint64()]
+for kind in [pa.int64()] if ROWS > 100_000 else [*others, pa.int64()]:
     wide = spread if kind.bit_width > 16 else spread % 100
     values = pa.array(wide, mask=rng.random(ROWS) < 0.01).cast(kind)
     grouped(values, kind)
-if not small:
+if ROWS > 100_000:
     print("same")
     sys.exit()
 signed = pa.array(spread - keys // 2)

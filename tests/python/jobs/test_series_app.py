@@ -93,8 +93,9 @@ def test_the_crash_pulls_the_market_together(tmp_path: Path) -> None:
     assert int(np.argmin(mean)) == crash
 
 
-def refused(*arguments: str | Path, workers: int = 2) -> str:
-    done = launched.run("series", "-n", str(workers), "--no-prefix", *arguments)
+def refused(*arguments: str | Path) -> str:
+    """What a job of two workers says of bad input."""
+    done = launched.run("series", "-n", "2", "--no-prefix", *arguments)
     assert done.returncode == 1, done.stdout
     return done.stderr.decode()
 
@@ -104,24 +105,30 @@ def prices(tmp_path: Path) -> Path:
     return series.write_market(tmp_path / "data", 12, 60)[0]
 
 
-def test_bad_input(prices: Path, tmp_path: Path) -> None:
+def test_bad_input(prices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused_here(*arguments: str | Path) -> str:
+        """What this process alone says of it, without starting others."""
+        assert app.main([*map(str, arguments)]) == 1
+        return capsys.readouterr().err
+
     out = ("--out", tmp_path / "out")
     short = ("--window", "20d", "--shift", "5d")
     assert "nothing.csv" in refused(tmp_path / "nothing.csv", *out)
-    assert "no column 'px' for the values; there are: date, ticker, price, volume, split" in refused(
+    assert "no column 'px' for the values; there are: date, ticker, price, volume, split" in refused_here(
         prices, "--value", "px", *out
     )
-    assert "no window is full: it is 250d long, but there are 60 days with data, 2005-01-03 to 2005-03-25" in refused(
-        prices, *out
+    assert (
+        "no window is full: it is 250d long, but there are 60 days with data, 2005-01-03 to 2005-03-25"
+        in refused_here(prices, *out)
     )
-    assert "--window (length=) '5 days'" in refused(prices, "--window", "5 days", *out)
-    assert "--missing (missing_max) is a part of a window's times" in refused(
+    assert "--window (length=) '5 days'" in refused_here(prices, "--window", "5 days", *out)
+    assert "--missing (missing_max) is a part of a window's times" in refused_here(
         tmp_path / "nothing.csv", "--missing", "5"
     )
-    assert "--glyph XXXXX: no such id" in refused(prices, "--glyph", "XXXXX", *short, *out)
+    assert "--glyph XXXXX: no such id" in refused_here(prices, "--glyph", "XXXXX", *short, *out)
     groups = tmp_path / "groups.csv"
     groups.write_text("ticker,sector\nnobody,Oil\n")
-    assert "no id of the groups' column 'ticker' is among the series: nobody against" in refused(
+    assert "no id of the groups' column 'ticker' is among the series: nobody against" in refused_here(
         prices, "--groups", groups, *short, *out
     )
     few = tmp_path / "few.csv"
@@ -187,7 +194,7 @@ def test_frames_are_aligned_to_common_points_or_to_a_table_of_points(prices: Pat
     assert [frame.positions.tolist() for frame in FrameReader(common)] == [
         frame.positions.tolist() for frame in FrameReader(table)
     ]
-    message = refused(prices, "--align", "frist", "--out", tmp_path / "none", workers=1)
+    message = refused(prices, "--align", "frist", "--out", tmp_path / "none")
     assert "--align frist is none of previous, first, common, and as a file: " in message and "frist" in message
 
 
@@ -226,10 +233,13 @@ def test_options_of_files(tmp_path: Path) -> None:
         (("--port", "70000"), "--port is from 0 to 65535"),
     ],
 )
-def test_command_lines_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
-    done = launched.run("series", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr.decode()
+def test_command_lines_that_make_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_an_error_of_the_program_in_a_window(rank: int, start: str, tmp_path: Pa
             assert (code, out) == (0, f"{rank} True\n"), f"rank {other}: {out}{err}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("count", [2, 3])
 def test_frames_that_are_not_taken(count: int, tmp_path: Path) -> None:
     """What had been sent by then would be taken for frames of the next time, or each time would leave a communicator
