@@ -119,7 +119,7 @@ fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
     let chosen = [(None, true, false)];
     let schedules = supported(collective).iter().map(|entry| (Some(entry.algorithm), entry.in_order, entry.chunked));
     let direct = direct_algorithms(collective).iter().map(|&algorithm| (Some(algorithm), true, false));
-    let mut cases = Vec::new();
+    let (mut cases, mut seed) = (Vec::new(), 0);
     for (algorithm, in_order, chunked) in chosen.into_iter().chain(schedules).chain(direct) {
         let mut counts = small_counts(size as usize, chunked);
         counts.extend(large_counts(size));
@@ -138,6 +138,7 @@ fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
                     {
                         continue;
                     }
+                    seed += 1;
                     let case = Case {
                         collective,
                         algorithm: algorithm.unwrap_or(Algorithm::Flat),
@@ -149,9 +150,11 @@ fn cases(collective: Collective, size: u32) -> Vec<(Case, Option<Algorithm>)> {
                         commutative,
                         repeatable: algorithm.is_none() && in_place == 1 && reduces && commutative,
                         in_place,
-                        seed: cases.len() as u64,
+                        seed,
                     };
-                    cases.push((case, algorithm));
+                    if case.is_drawn() {
+                        cases.push((case, algorithm));
+                    }
                 }
             }
         }

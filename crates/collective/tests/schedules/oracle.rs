@@ -1,5 +1,7 @@
 //! The expected `Recv` of each collective, computed from all ranks' inputs in the simplest way.
 
+use std::sync::LazyLock;
+
 use crate::runner::{Alias, Memory, POISON, Random};
 use tidemill_collective::{Algorithm, Collective, ScheduleParams, VectorBlock};
 
@@ -21,6 +23,15 @@ pub struct Case {
     pub in_place: u32,
     pub seed: u64,
 }
+
+/// Up to this number of ranks, every run tries all cases of a matrix. It covers powers of two and both their neighbors.
+const RANKS_ALWAYS: u32 = 9;
+
+/// The share of the other cases that a run tries (`SIMULATION_EFFORT`; 1 in `make test-all`), and what it draws them with.
+static DRAW: LazyLock<(f64, u64)> = LazyLock::new(|| {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<f64>().expect(name));
+    (number("SIMULATION_EFFORT").unwrap_or(0.2), number("TIDEMILL_TEST_SEED").unwrap_or(0.0) as u64)
+});
 
 /// Whether the collective has a root.
 pub fn is_rooted(collective: Collective) -> bool {
@@ -80,6 +91,14 @@ pub fn input(seed: u64, rank: u32, index: usize) -> u64 {
 }
 
 impl Case {
+    /// Whether this run tries the case. The cost of a matrix grows with the third power of its ranks, so of those with many
+    /// ranks a run draws some; over time, all of them run.
+    pub fn is_drawn(&self) -> bool {
+        let (share, seed) = *DRAW;
+        let drawn = Random(seed ^ self.seed << 24 ^ self.collective as u64 ^ u64::from(self.size) << 8).next();
+        self.size <= RANKS_ALWAYS || ((drawn >> 11) as f64) < share * (1u64 << 53) as f64
+    }
+
     pub fn is_in_place(&self, rank: u32) -> bool {
         let here = match self.in_place {
             0 => false,
