@@ -1,8 +1,9 @@
 //! Credit: permission to send, in bytes. Every stream from one copy to another has an account at its sender; what the
 //! receiver takes comes back as credit. So a slow consumer stops its producers, and no queue grows without bound.
 //!
-//! Over a network a sender also needs [room on the link](super::pacer), and a stream's window is as wide as its
-//! receiver is fast, because its content delays the barriers behind it.
+//! A stream's window is as wide as its receiver is fast, because its content delays the barriers behind it; also within
+//! a worker, where what is queued in front of a step that sends over a slow link waits for that link. Over a network a
+//! sender also needs [room on the link](super::pacer).
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -21,10 +22,10 @@ use crate::unaligned::UnalignedSignal;
 pub(crate) const WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// A window that is never used up.
 pub(crate) const NO_WINDOW_BYTES: u64 = 1 << 60;
-/// How much of a stream's window over a network is open at first.
+/// How much of a stream's window is open at first.
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// If a receiver over a network takes something later than this after its arrival, the stream's window shrinks; if it
-/// takes half that time or less, the window grows.
+/// If a receiver takes something later than this after its arrival, the stream's window shrinks; if it takes half that
+/// time or less, the window grows.
 const WINDOW_TIME: Duration = Duration::from_millis(250);
 
 /// A sender's credit for one stream.
@@ -50,7 +51,7 @@ impl CreditAccount {
 
     /// The account of a stream, over a network link if it has one.
     pub(crate) fn over(link: Option<&Arc<LinkPacer>>, window_bytes: u64) -> Arc<Self> {
-        let available = first_window(window_bytes, link.is_some()) as i64;
+        let available = first_window(window_bytes) as i64;
         let state = AccountState { available, stopped: false, waiting: None };
         Arc::new(CreditAccount { window_bytes: window_bytes as i64, link: link.cloned(), state: Mutex::new(state) })
     }
@@ -167,39 +168,31 @@ impl CreditAccount {
 }
 
 /// How much of a stream's window is open at first.
-fn first_window(window_bytes: u64, is_network: bool) -> u64 {
-    match is_network && window_bytes < NO_WINDOW_BYTES {
+fn first_window(window_bytes: u64) -> u64 {
+    match window_bytes < NO_WINDOW_BYTES {
         true => window_bytes.min(FIRST_WINDOW_BYTES),
         false => window_bytes,
     }
 }
 
-/// How much of a stream's window is in use: less while the receiving worker runs out of memory, so that sources slow
-/// down before anything else has to happen, and all of it again afterwards. Over a network, also less while the
-/// receiver is late to take what arrives.
+/// How much of a stream's window is in use: less while the receiver is late to take what arrives, or while its worker
+/// runs out of memory, so that sources slow down before anything else has to happen; and all of it again afterwards.
 pub(crate) struct CreditValve {
     governor: Governor,
     full_bytes: u64,
     open_bytes: AtomicU64,
-    is_network: bool,
 }
 
 impl CreditValve {
     pub(crate) fn new(governor: &Governor, window_bytes: u64) -> Arc<Self> {
-        Self::over(false, governor, window_bytes)
+        let open_bytes = AtomicU64::new(first_window(window_bytes));
+        Arc::new(CreditValve { governor: governor.clone(), full_bytes: window_bytes, open_bytes })
     }
 
-    /// The same for a stream that may go over a network.
-    pub(crate) fn over(is_network: bool, governor: &Governor, window_bytes: u64) -> Arc<Self> {
-        let open_bytes = AtomicU64::new(first_window(window_bytes, is_network));
-        Arc::new(CreditValve { governor: governor.clone(), full_bytes: window_bytes, open_bytes, is_network })
-    }
-
-    /// How much credit to return for `bytes` that were taken this long after their arrival, if that is known.
-    /// Concurrent threads may overshoot a little; the window never closes.
-    fn pass(&self, bytes: u64, waited: Option<Duration>) -> u64 {
+    /// How much credit to return for `bytes` that were taken this long after their arrival. Concurrent threads may
+    /// overshoot a little; the window never closes.
+    fn pass(&self, bytes: u64, waited: Duration) -> u64 {
         let open = self.open_bytes.load(Ordering::Relaxed);
-        let waited = waited.unwrap_or_default();
         let withheld = match self.governor.level() {
             MemoryLevel::Ok if waited <= WINDOW_TIME / 2 => {
                 if open == self.full_bytes {
@@ -248,7 +241,7 @@ impl CreditDebt {
         self.links.notify_sender(self.worker, WireKind::Stop, (self.edge, self.source, self.target), 0);
     }
 
-    fn add(&self, bytes: u64, waited: Option<Duration>) {
+    fn add(&self, bytes: u64, waited: Duration) {
         let give = self.valve.pass(bytes, waited);
         let owed = self.owed.fetch_add(give, Ordering::AcqRel) + give;
         if owed >= self.valve.lot_bytes() {
@@ -266,13 +259,13 @@ pub(crate) struct CreditGuard {
     bytes: u64,
     /// What it has cost its sender: more than its bytes if rows take long.
     credit: u64,
+    came: Instant,
     owner: CreditOwner,
 }
 
 enum CreditOwner {
     Local(Arc<CreditAccount>, Arc<CreditValve>),
-    /// With the time of arrival, if that matters.
-    Remote(Arc<CreditDebt>, Option<Instant>),
+    Remote(Arc<CreditDebt>),
 }
 
 impl CreditGuard {
@@ -283,12 +276,12 @@ impl CreditGuard {
 
     /// The guard of a batch of this process, for which this much credit was taken.
     pub(crate) fn weighed(account: &Arc<CreditAccount>, valve: &Arc<CreditValve>, bytes: u64, credit: u64) -> Self {
-        CreditGuard { bytes, credit, owner: CreditOwner::Local(Arc::clone(account), Arc::clone(valve)) }
+        let owner = CreditOwner::Local(Arc::clone(account), Arc::clone(valve));
+        CreditGuard { bytes, credit, came: Instant::now(), owner }
     }
 
     pub(crate) fn remote(debt: &Arc<CreditDebt>, bytes: u64) -> Self {
-        let came = debt.valve.is_network.then(Instant::now);
-        CreditGuard { bytes, credit: bytes, owner: CreditOwner::Remote(Arc::clone(debt), came) }
+        CreditGuard { bytes, credit: bytes, came: Instant::now(), owner: CreditOwner::Remote(Arc::clone(debt)) }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -299,8 +292,8 @@ impl CreditGuard {
 impl Drop for CreditGuard {
     fn drop(&mut self) {
         match &self.owner {
-            CreditOwner::Local(account, valve) => account.release(valve.pass(self.credit, None)),
-            CreditOwner::Remote(debt, came) => debt.add(self.credit, came.map(|came| came.elapsed())),
+            CreditOwner::Local(account, valve) => account.release(valve.pass(self.credit, self.came.elapsed())),
+            CreditOwner::Remote(debt) => debt.add(self.credit, self.came.elapsed()),
         }
     }
 }
@@ -360,31 +353,31 @@ mod tests {
         let governor = Governor::new(settings);
         let full = 4 * WINDOW_BYTES_MIN;
         let valve = CreditValve::new(&governor, full);
-        assert_eq!(valve.pass(10_000, None), 10_000);
+        assert_eq!(valve.pass(10_000, Duration::ZERO), 10_000);
         let reservation = governor.reservation("sort");
         assert!(reservation.try_grow(750));
-        let kept: u64 = (0..100).map(|_| 10_000 - valve.pass(10_000, None)).sum();
+        let kept: u64 = (0..100).map(|_| 10_000 - valve.pass(10_000, Duration::ZERO)).sum();
         assert_eq!(kept, full - WINDOW_BYTES_MIN);
         assert!(valve.lot_bytes() < WINDOW_BYTES_MIN);
         drop(reservation);
-        let given: u64 = (0..100).map(|_| valve.pass(10_000, None) - 10_000).sum();
+        let given: u64 = (0..100).map(|_| valve.pass(10_000, Duration::ZERO) - 10_000).sum();
         assert_eq!(given, kept);
     }
 
     /// A window that stayed wide in front of a slow receiver would delay barriers. A window that stayed narrow, or
     /// whose size the two ends disagreed about, would slow down a fast receiver.
     #[test]
-    fn windows_over_a_network_follow_their_receiver() {
+    fn windows_follow_their_receiver() {
         let governor = Governor::new(MemorySettings { watch_process: false, ..MemorySettings::default() });
         let full = 1 << 20;
-        let valve = CreditValve::over(true, &governor, full);
-        let account = CreditAccount::over(Some(&Arc::new(LinkPacer::new(None))), full);
+        let valve = CreditValve::new(&governor, full);
+        let account = CreditAccount::new(full);
         assert_eq!(account.state.lock().available as u64, FIRST_WINDOW_BYTES);
         let mut open = FIRST_WINDOW_BYTES;
         let wider = FIRST_WINDOW_BYTES + 100_000;
         for (times, ms, expected) in [(10, 10, wider), (10, 200, wider), (200, 300, WINDOW_BYTES_MIN), (200, 0, full)] {
             for _ in 0..times {
-                open = open + valve.pass(10_000, Some(Duration::from_millis(ms))) - 10_000;
+                open = open + valve.pass(10_000, Duration::from_millis(ms)) - 10_000;
             }
             assert_eq!((open, valve.open_bytes.load(Ordering::Relaxed)), (expected, expected));
         }

@@ -161,7 +161,7 @@ impl EdgeRuntime {
                 if from == me {
                     new.accounts.insert((source, target), CreditAccount::over(links.pacer(to), window));
                 } else if to == me {
-                    let valve = CreditValve::over(links.pacer(from).is_some(), &new.governor, window);
+                    let valve = CreditValve::new(&new.governor, window);
                     let debt = CreditDebt::new(links, from, (id, source, target), valve);
                     new.debts.insert((source, target), debt);
                     new.pending.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl EdgeRuntime {
             }
             if let Some(parent) = tree.parent[me as usize] {
                 let place = tree_place(me, number);
-                let valve = CreditValve::over(links.pacer(parent).is_some(), &self.governor, self.window_bytes);
+                let valve = CreditValve::new(&self.governor, self.window_bytes);
                 self.debts.insert((source, place), CreditDebt::new(links, parent, (self.id, source, place), valve));
                 self.pending.fetch_add(1, Ordering::Relaxed);
             }
