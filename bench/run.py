@@ -132,6 +132,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gap", type=Path, metavar="FOLDER", help="the built GAP reference, a peer of the benchmark of networks"
     )
+    parser.add_argument(
+        "--grape", type=Path, metavar="FOLDER", help="libgrape-lite's build folder, another one: it has run_app"
+    )
     parser.add_argument("--rounds", type=int, help="rounds, of which the median is taken")
     parser.add_argument(
         "--out", type=Path, default=BENCH / "results", help="folder of the results (default bench/results)"
@@ -234,9 +237,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.only in (None, "networks"):
         # Without `--only` the cases are those of others.
         cases = options.cases if options.only else None
-        results["networks"] = networks.measure(
-            options.setting, options.systems, cases, options.rounds, options.gap, say
-        )
+        folders = networks.Folders(options.gap, options.grape)
+        results["networks"] = networks.measure(options.setting, options.systems, cases, options.rounds, folders, say)
     return results
 
 

@@ -9,19 +9,19 @@
 #   .peers/mpich     mpi4py built from source against Debian's MPICH 4.0
 #   .peers/ml        scikit-learn, faiss-cpu and superkmeans
 #   .peers/tables    Polars, DuckDB, DataFusion and pyarrow
-#   .peers/spark     Spark, on Debian's OpenJDK 17, and our windows and k-means in Java
+#   .peers/spark     Spark, on Debian's OpenJDK 17, and our windows, k-means and kernels on GraphX in Java
 #   .peers/dask      Dask's data frames
 #   .peers/ray       Ray Data
 #   .peers/flink     Flink with its Python API, with Jedis, and our exchanges, rounds, windows, Nexmark, Yahoo, state and sorting in Java
 #   .peers/storm     Storm's jars, by Maven, and our broadcasts in Java
 #   .peers/bytewax   Bytewax
 #   .peers/pathway   Pathway
-#   .peers/networks  igraph, NetworKit, networkx, rustworkx and SciPy
+#   .peers/networks  igraph, NetworKit, networkx, OR-Tools, rustworkx and SciPy
 #   gloo             PyTorch without graphics cards, from Debian, for the system's own Python; it brings gloo
 #   .peers/bin       our small C+MPI Lloyd, in float32 and float64, and exchanges and rounds by hand, built with Open MPI (`openmpi`);
 #                    exchanges with Tidemill's own Rust crate, built by cargo (`tidemill`); windows in timely dataflow (`timely`)
 #
-# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, pyarrow, Ray, rustworkx, Spark, Storm), BSD (Dask, mpi4py,
+# About 4 GB. All but one are free software: Apache-2.0 (Bytewax, DataFusion, Flink, OR-Tools, pyarrow, Ray, rustworkx, Spark, Storm), BSD (Dask, mpi4py,
 # networkx, NumPy, Open MPI, scikit-learn, SciPy), MIT (DuckDB, faiss, Jedis, NetworKit, Polars, timely dataflow), MPICH's licence, GPL-2
 # (igraph), and GPL-2 with the classpath exception (OpenJDK). Pathway's is the Business Source License 1.1: measuring with it is allowed,
 # and each release becomes Apache-2.0 after four years.
@@ -115,7 +115,7 @@ make_env ray "$numpy ray polars pyarrow" "$numpy" "ray[data]" polars pyarrow
 make_env flink apache-flink apache-flink
 make_env bytewax "$numpy bytewax" "$numpy" bytewax
 make_env pathway "$numpy pathway" "$numpy" pathway
-make_env networks "$numpy scipy igraph networkit rustworkx networkx" "$numpy" scipy igraph networkit rustworkx networkx
+make_env networks "$numpy scipy igraph networkit ortools rustworkx networkx" "$numpy" scipy igraph networkit ortools rustworkx networkx
 
 # --- C + MPI ---------------------------------------------------------------------------------------------------------
 mkdir -p "$peers/bin"
@@ -185,6 +185,7 @@ compile flink pyflink/lib StateFlink
 compile flink pyflink/lib SortFlink
 compile spark pyspark/jars WindowsSpark
 compile spark pyspark/jars KMeansSpark
+compile spark pyspark/jars NetworksSpark
 if wanted storm && [ ! "$peers/storm/broadcast.jar" -nt peers/BroadcastStorm.java ]; then
     say "BroadcastStorm: compiling"
     javac -nowarn -cp "$peers/storm/lib-worker/*" -d "$peers/storm/classes" peers/BroadcastStorm.java
@@ -209,6 +210,6 @@ tell ray 'import ray.data; print("Ray", ray.__version__)'
 ! wanted gloo || say "$(/usr/bin/python3 -c 'import torch; assert torch.distributed.is_gloo_available(); print("gloo of PyTorch", torch.__version__)')"
 tell bytewax 'from importlib import metadata; import bytewax; print("Bytewax", metadata.version("bytewax"))'
 tell pathway 'import pathway; print("Pathway", pathway.__version__)'
-tell networks 'from importlib import metadata; print(", ".join(f"{name} {metadata.version(name)}" for name in ("scipy", "igraph", "networkit", "rustworkx", "networkx")))'
+tell networks 'from importlib import metadata; print(", ".join(f"{name} {metadata.version(name)}" for name in ("scipy", "igraph", "networkit", "ortools", "rustworkx", "networkx")))'
 ! wanted timely || say "timely dataflow $(sed -n '/^name = "timely"$/{n;s/version = "\(.*\)"/\1/p}' peers/timely/Cargo.lock)"
 say "done"

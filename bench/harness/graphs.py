@@ -12,7 +12,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ FILES = {
     "social": "soc-Slashdot0902.txt.zst",
     "votes": "wiki-Vote.txt.gz",
 }
+#: Problems of maximum flow (DIMACS).
+FLOWS = {"flow-roads": "heidelberg.max.gz", "flow-genrmf": "gl1.max.gz", "flow-washington": "wlm3.max.gz"}
 SEED = 20240229
 #: The research's graphs: nodes, and the generator's constants that give about their links.
 LOCAL = {"A": (280_000, (1, 5, 5)), "B": (100_000, (2, 7, 7))}
@@ -45,8 +47,10 @@ LENGTHS = (1, 10)
 class Graph:
     name: str
     links: Any  # (m, 2) int64, directed
-    lengths: Any  # (m,) float64, integers
+    lengths: Any  # (m,) float64, integers; capacities, if it is for flows
     nodes: int
+    #: Source and sink, if it is for maximum flows.
+    flow: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, name: str, sources: Any, targets: Any, lengths: Any = None) -> Graph:
@@ -136,6 +140,24 @@ def grid(name: str, side: int) -> Graph:
     return Graph.of(name, np.concatenate([one, other]), np.concatenate([other, one]))
 
 
+def flow_grid(name: str, side: int) -> Graph:
+    """A grid with capacities, from one corner to the other."""
+    made = grid(name, side)
+    return replace(made, flow=(0, made.nodes - 1))
+
+
+def flows(name: str) -> Graph:
+    """A graph of `FLOWS`, whose parallel links are one."""
+    text = gzip.decompress((DATA / FLOWS[name]).read_bytes()).decode().splitlines()
+    ends = {line.split()[2]: int(line.split()[1]) for line in text if line.startswith("n ")}
+    links = np.loadtxt((line[2:] for line in text if line.startswith("a ")), dtype=np.int64)
+    kept = links[links[:, 0] != links[:, 1]]
+    pairs, group = np.unique(kept[:, :2], axis=0, return_inverse=True)
+    made = Graph.of(name, pairs[:, 0], pairs[:, 1], np.bincount(group.reshape(-1), kept[:, 2]))
+    source, sink = np.searchsorted(np.unique(pairs), [ends["s"], ends["t"]]).tolist()
+    return replace(made, flow=(source, sink))
+
+
 def real(name: str) -> Graph:
     """A graph of `FILES`."""
     path = DATA / FILES[name]
@@ -153,7 +175,7 @@ def real(name: str) -> Graph:
 
 def lacks(name: str) -> str | None:
     """What a real graph needs and this machine has not."""
-    path = DATA / FILES[name]
+    path = DATA / (FILES | FLOWS)[name]
     if not path.exists():
         return f"{path} is not there (TIDEMILL_DATA names the folder above)"
     if path.suffix == ".zst" and not shutil.which("zstd"):
@@ -174,6 +196,8 @@ def known() -> dict[str, Callable[[], Graph]]:
         found[f"kronecker-{scale}"] = partial(kronecker, f"kronecker-{scale}", scale)
     for side in (16, 250):
         found[f"grid-{side}"] = partial(grid, f"grid-{side}", side)
+    found["flow-grid-16"] = partial(flow_grid, "flow-grid-16", 16)
+    found |= {name: partial(flows, name) for name in FLOWS}
     return found | {name: partial(real, name) for name in FILES}
 
 
@@ -186,7 +210,7 @@ def present(names: tuple[str, ...], say: Callable[[str], None]) -> list[str]:
     """Those of these names that can be made here; for roads a grid, if they are not there."""
     found = []
     for name in names:
-        why = lacks(name) if name in FILES else None
+        why = lacks(name) if name in FILES | FLOWS else None
         if why:
             say(f"{name} is left out: {why}" + ("; a grid takes its place" if name == "roads" else ""))
         if not why:

@@ -34,6 +34,7 @@ PACKAGES = (
     "scipy",
     "igraph",
     "networkit",
+    "ortools",
     "rustworkx",
     "networkx",
 )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,29 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from . import graphs, networks_sync
+from . import graphs, networks_programs, networks_sync
 from .comm import SystemFailed
 from .once import in_turn, run_once
 from .systems import BENCH, PEERS, SINGLE_THREADED, Launch, present
 from .tables import OURS, cell, order, table
 
 WORKER = str(BENCH / "harness" / "networks_worker.py")
-KERNELS = ("read", "build", "pagerank", "bfs", "paths", "components", "triangles", "betweenness")
-LIBRARIES = ("scipy-1", "igraph-1", "networkit-1", "networkit-2", "rustworkx-1", "networkx-1")
-GAP = ("gap-1", "gap-2")
-SYSTEMS = ("tidemill-1", "tidemill-2", *LIBRARIES, *GAP)
-#: Of a kernel, the program of the GAP reference, and whether links have directions and lengths.
-GAP_PROGRAMS = {
-    "pagerank": ("pr", True, False),
-    "bfs": ("bfs", True, False),
-    "paths": ("sssp", True, True),
-    "components": ("cc", False, False),
-    "triangles": ("tc", False, False),
-    "betweenness": ("bc", False, False),
-}
-GAP_TRIALS = 3
+KERNELS = ("read", "build", "pagerank", "bfs", "paths", "components", "triangles", "betweenness", "flow")
+LIBRARIES = ("scipy-1", "igraph-1", "networkit-1", "networkit-2", "ortools-1", "rustworkx-1", "networkx-1")
+GAP, GRAPE, GRAPHX = ("gap-1", "gap-2"), ("grape-1", "grape-2"), ("graphx-2",)
+SYSTEMS = ("tidemill-1", "tidemill-2", *LIBRARIES, *GAP, *GRAPE, *GRAPHX)
 #: Pure Python takes minutes on more links, and Python's numbers in millions of links much memory.
-NETWORKX_LINKS_MAX, RUSTWORKX_LINKS_MAX = 200_000, 5_000_000
+NETWORKX_LINKS_MAX, NETWORKX_FLOW_LINKS_MAX, RUSTWORKX_LINKS_MAX = 200_000, 20_000, 5_000_000
+#: Those with maximum flows, which are computed on graphs of their own.
+FLOW_SYSTEMS = (OURS, "scipy", "igraph", "ortools", "networkx")
 #: Of what the arrays of two systems may differ in sum: both end within about 6e-6 of the fixpoint.
 TOLERANCES = {"pagerank": 2e-5, "betweenness": 1e-6}
 RULES = {
@@ -54,6 +44,8 @@ RULES = {
     "networkx": "sum of changes < 1e-6",
     "igraph": "PRPACK's own, a residual below 1e-10: more work",
     "gap": "sum of changes < 1e-6; nothing done about nodes without outgoing links, and in place: less work",
+    "grape": "as many iterations as a sum of changes < 1e-6 takes",
+    "graphx": "no score changes by more than 1e-6 of the mean; what does not change is not computed again",
 }
 
 
@@ -69,7 +61,7 @@ class Setting:
 
 SETTINGS = {
     "full": Setting(
-        graphs=("A", "B", "chung-lu-A", "chung-lu-B", "kronecker-20", *graphs.FILES),
+        graphs=("A", "B", "chung-lu-A", "chung-lu-B", "kronecker-20", *graphs.FILES, *graphs.FLOWS),
         sources=4,
         rounds=5,
         enough_s=3.0,
@@ -77,7 +69,7 @@ SETTINGS = {
         sync=networks_sync.Setting(8, (1000, 100, 10), ("A", "B", "chung-lu-A", *graphs.FILES), repeats=3),
     ),
     "quick": Setting(
-        graphs=("votes", "kronecker-14", "roads", "A/4"),
+        graphs=("votes", "kronecker-14", "roads", "A/4", *graphs.FLOWS),
         sources=4,
         rounds=2,
         enough_s=0.3,
@@ -85,7 +77,7 @@ SETTINGS = {
         sync=networks_sync.Setting(4, (100, 10), ("A/4", "roads"), repeats=1),
     ),
     "tiny": Setting(
-        graphs=("kronecker-8",),
+        graphs=("kronecker-8", "flow-grid-16"),
         sources=2,
         rounds=1,
         enough_s=0.01,
@@ -96,12 +88,21 @@ SETTINGS = {
 
 
 # --- the systems -----------------------------------------------------------------------------------------------------
-def missing(system: str, gap: Path | None) -> str | None:
+@dataclass(frozen=True)
+class Folders:
+    """Of programs that the user has built."""
+
+    gap: Path | None
+    grape: Path | None
+
+
+def missing(system: str, folders: Folders) -> str | None:
     if system in GAP:
-        if gap is None:
-            return "no folder of it was named: --gap FOLDER"
-        lacking = [name for name, _, _ in GAP_PROGRAMS.values() if not (gap / name).exists()]
-        return f"{', '.join(lacking)} are not in {gap}: run make there" if lacking else None
+        return networks_programs.gap_missing(folders.gap)
+    if system in GRAPE:
+        return networks_programs.grape_missing(folders.grape)
+    if system in GRAPHX:
+        return networks_programs.graphx_missing()
     if system in LIBRARIES and not (PEERS / "networks" / ".stamp").exists():
         return "not installed: run bench/setup_peers.sh networks"
     return None
@@ -109,6 +110,10 @@ def missing(system: str, gap: Path | None) -> str | None:
 
 def unfit(system: str, graph: graphs.Graph) -> bool:
     links = len(graph.links)
+    if system.startswith("networkx") and graph.flow is not None:
+        return links > NETWORKX_FLOW_LINKS_MAX
+    if graph.flow is not None or system.startswith("ortools"):
+        return graph.flow is None or system.rsplit("-", 1)[0] not in FLOW_SYSTEMS
     return (system.startswith("networkx") and links > NETWORKX_LINKS_MAX) or (
         system.startswith("rustworkx") and links > RUSTWORKX_LINKS_MAX
     )
@@ -121,59 +126,10 @@ def launch(system: str, folder: Path, kernels: Sequence[str], enough_s: float) -
     return Launch([python, WORKER, name, threads, str(folder), ",".join(kernels), str(enough_s)], env)
 
 
-def run_gap(
-    system: str, gap: Path, graph: graphs.Graph, folder: Path, kernels: Sequence[str], timeout_s: float, verify: bool
-) -> dict[str, Any]:
-    """The programs of the reference, and their own verification."""
-    seconds: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    env = {**os.environ, "OMP_NUM_THREADS": system.rsplit("-", 1)[1]}
-    sources = json.loads((folder / "facts.json").read_text())["sources"]
-    more = {
-        "pagerank": ["-t", "1e-6", "-i", "100"],
-        "bfs": ["-r", str(sources[0])],
-        "paths": ["-r", str(sources[0]), "-d", str(max(1, int(np.median(graph.lengths))))],
-        "betweenness": ["-r", str(sources[0]), "-i", "1"],
-    }
-    for kernel in kernels:
-        if kernel not in GAP_PROGRAMS:
-            continue
-        program, directed, lengths = GAP_PROGRAMS[kernel]
-        file = folder / ("links.wel" if lengths else "links.el")
-        command = [str(gap / program), "-f", str(file), *([] if directed else ["-s"]), *more.get(kernel, ())]
-        try:
-            # Verified in a run of its own, so that its time does not count.
-            checked = gap_output([*command, "-n", "1", "-v"], env, timeout_s) if verify else "PASS"
-            done = gap_output([*command, "-n", str(GAP_TRIALS)], env, timeout_s)
-        except subprocess.TimeoutExpired:
-            failures[kernel] = f"took longer than {timeout_s:.0f} s"
-            continue
-        trials = gap_times("Trial", done)
-        if "PASS" not in checked or len(trials) != GAP_TRIALS:
-            failures[kernel] = "its own verification failed, or it ended early"
-            continue
-        seconds[kernel] = statistics.median(trials)
-        if kernel == "betweenness":
-            # From one source at a time.
-            seconds[kernel] *= len(sources)
-        if kernel == "pagerank":
-            (built,) = gap_times("Build", done)
-            seconds |= {"build": built, "read": built + sum(gap_times("Read", done))}
-    return {"kernel_s": seconds, "failures": failures}
-
-
-def gap_output(command: Sequence[str], env: dict[str, str], timeout_s: float) -> str:
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s).stdout
-
-
-def gap_times(of: str, output: str) -> list[float]:
-    return [float(text) for text in re.findall(rf"^{of} Time: +([\d.]+)", output, re.MULTILINE)]
-
-
 # --- measuring -------------------------------------------------------------------------------------------------------
 def write(graph: graphs.Graph, folder: Path, sources: int) -> None:
     """The files that all systems read."""
-    facts = {"nodes": graph.nodes, "sources": graph.sources(sources)}
+    facts = {"nodes": graph.nodes, "sources": graph.sources(sources), "flow": graph.flow}
     (folder / "facts.json").write_text(json.dumps(facts))
     np.save(folder / "links.npy", graph.links)
     np.save(folder / "lengths.npy", graph.lengths)
@@ -189,7 +145,7 @@ def measure(
     systems: Sequence[str] | None,
     cases: Sequence[str] | None,
     rounds: int | None,
-    gap: Path | None,
+    folders: Folders,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """All graphs, or those named in `cases` by a part of their name (`sync` for the emulated hosts); the raw results."""
@@ -198,14 +154,14 @@ def measure(
     def tell(line: str) -> None:
         say(f"networks: {line}")
 
-    running = present(name, systems, SYSTEMS, lambda system: missing(system, gap), tell)
+    running = present(name, systems, SYSTEMS, lambda system: missing(system, folders), tell)
     rounds = rounds or setting.rounds
     found: dict[str, Any] = {"rounds": rounds, "cases": [], "sync": None}
     chosen = [one for one in setting.graphs if not cases or any(part in one for part in cases)]
     for graph_name in graphs.present(tuple(chosen), tell):
         with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
             found["cases"].append(
-                measure_graph(graphs.made(graph_name), running, setting, rounds, gap, Path(folder), tell)
+                measure_graph(graphs.made(graph_name), running, setting, rounds, folders, Path(folder), tell)
             )
     if (not cases or "sync" in cases) and any(system.startswith(OURS) for system in running):
         found["sync"] = networks_sync.measure(setting.sync, tell)
@@ -217,21 +173,28 @@ def measure_graph(
     systems: Sequence[str],
     setting: Setting,
     rounds: int,
-    gap: Path | None,
+    folders: Folders,
     folder: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     started = time.monotonic()
     write(graph, folder, setting.sources)
     kernel_failures: dict[str, str] = {}
+    kernels = KERNELS if graph.flow is None else ("flow",)
 
     def run(system: str, number: int) -> dict[str, Any]:
         if system in GAP:
-            assert gap is not None
+            assert folders.gap is not None
             verify = number == 0 and system == GAP[-1]
-            done = run_gap(system, gap, graph, folder, KERNELS, setting.timeout_s, verify)
+            done = networks_programs.run_gap(system, folders.gap, graph, folder, kernels, setting.timeout_s, verify)
+        elif system in GRAPE:
+            assert folders.grape is not None
+            done = networks_programs.run_grape(system, folders.grape, graph, folder, kernels, setting.timeout_s)
         else:
-            done = run_once(launch(system, folder, KERNELS, setting.enough_s), "kernel_s", setting.timeout_s)
+            command = launch(system, folder, kernels, setting.enough_s)
+            if system in GRAPHX:
+                command = networks_programs.launch_graphx(system, graph, folder, kernels, setting.enough_s)
+            done = run_once(command, "kernel_s", setting.timeout_s)
         for kernel, why in done["failures"].items():
             kernel_failures[f"{system}, {kernel}"] = why
         if not done["kernel_s"]:
@@ -293,7 +256,7 @@ def section(networks: dict[str, Any]) -> str:
         parts += [
             f"Median seconds of {networks['rounds']} rounds; `-1` and `-2` are threads. *Ratio*: Tidemill's better time over that of the best peer, and its name. `read` is from an edge "
             "list as text, `build` from arrays in memory; PageRank, BFS and shortest paths (one source, lengths 1 to 10 or the file's) follow directions, the others have none. "
-            "Betweenness is from four sources; NetworKit draws its own. A library without a kernel has no figure for it.",
+            "Betweenness is from four sources; NetworKit draws its own. Of `grape`, `-1` and `-2` are workers of one thread. `flow` is the maximum flow with the flow of each link, on graphs of its own. A library without a kernel has no figure for it.",
             "",
             "PageRank ends by different rules: "
             + "; ".join(
@@ -304,8 +267,11 @@ def section(networks: dict[str, Any]) -> str:
         ]
     for case in networks["cases"]:
         rows = []
+        names = sorted({name for of in case["kernel_s"].values() for name in of}, key=order)
         for kernel in KERNELS:
             times = case["kernel_s"].get(kernel, {})
+            if not times:
+                continue
             rows.append([kernel, *(cell(times, name) for name in names), best_ratio(times)])
         parts += [
             f"### {case['name']}: {case['nodes']:,} nodes, {case['links']:,} links",

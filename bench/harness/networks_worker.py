@@ -35,6 +35,8 @@ class Input:
         self.nodes: int = facts["nodes"]
         self.source: int = facts["sources"][0]
         self.sources: list[int] = facts["sources"]
+        #: Source and sink of a maximum flow, on a graph for that; lengths are capacities.
+        self.flow: tuple[int, int] | None = facts["flow"]
         self.text = str(folder / "links.txt")
         self.links, self.lengths = np.load(folder / "links.npy"), np.load(folder / "lengths.npy")
         self.undirected = np.load(folder / "undirected.npy")
@@ -65,6 +67,8 @@ def tidemill(data: Input, threads: int) -> dict[str, Kernel]:
     tm = tidemill.networks
     columns = data.links[:, 0].copy(), data.links[:, 1].copy(), data.lengths
     plain, lengths = tm.read(columns[:2]), tm.read(columns)
+    if data.flow is not None:
+        return {"flow": (lambda: tm.maximum_flow(lengths, *data.flow), lambda found: [found.value])}
     both = tm.read(data.undirected, directed=False)
 
     def size(net: Any) -> Any:
@@ -110,6 +114,9 @@ def scipy(data: Input, threads: int) -> dict[str, Kernel]:
 
     plain = matrix(ones, data.links[:, 0], data.links[:, 1])
     lengths = matrix(data.lengths, data.links[:, 0], data.links[:, 1])
+    if data.flow is not None:
+        capacities = lengths.astype(np.int32)
+        return {"flow": (lambda: csgraph.maximum_flow(capacities, *data.flow), lambda found: [found.flow_value])}
     half = matrix(np.ones(len(data.undirected)), data.undirected[:, 0], data.undirected[:, 1])
     leaving = plain.sum(axis=1)
     incoming = (plain * (1 / np.maximum(leaving, 1))[:, None]).T.tocsr()
@@ -156,8 +163,10 @@ def igraph(data: Input, threads: int) -> dict[str, Kernel]:
         return Graph(n=data.nodes, edges=data.links, directed=True)
 
     plain = build()
-    both = Graph(n=data.nodes, edges=data.undirected)
     lengths = data.lengths.tolist()
+    if data.flow is not None:
+        return {"flow": (lambda: plain.maxflow(*data.flow, capacity=lengths), lambda found: [found.value])}
+    both = Graph(n=data.nodes, edges=data.undirected)
 
     def size(net: Any) -> Any:
         return [net.vcount(), net.ecount()]
@@ -229,6 +238,24 @@ def networkit(data: Input, threads: int) -> dict[str, Kernel]:
     }
 
 
+def ortools(data: Input, threads: int) -> dict[str, Kernel]:
+    """The library for flows."""
+    from ortools.graph.python import max_flow
+
+    solver = max_flow.SimpleMaxFlow()
+    ends = data.links.astype(np.int32)
+    solver.add_arcs_with_capacity(ends[:, 0].copy(), ends[:, 1].copy(), data.lengths.astype(np.int64))
+    arcs = np.arange(len(ends), dtype=np.int32)
+    assert data.flow is not None
+
+    def flow() -> Any:
+        if solver.solve(*data.flow) != solver.OPTIMAL:
+            raise ValueError("it found no maximum flow")
+        return solver.flows(arcs)
+
+    return {"flow": (flow, lambda found: [solver.optimal_flow()])}
+
+
 def rustworkx(data: Input, threads: int) -> dict[str, Kernel]:
     import rustworkx as rx
 
@@ -277,7 +304,12 @@ def networkx(data: Input, threads: int) -> dict[str, Kernel]:
         return net
 
     plain, lengths, both = build(), nx.DiGraph(), nx.Graph()
-    lengths.add_weighted_edges_from((*ends, one) for ends, one in zip(data.links.tolist(), data.lengths, strict=True))
+    weighted = ((*ends, one) for ends, one in zip(data.links.tolist(), data.lengths.tolist(), strict=True))
+    lengths.add_weighted_edges_from(weighted)
+    if data.flow is not None:
+        return {
+            "flow": (lambda: nx.maximum_flow(lengths, *data.flow, capacity="weight"), lambda found: [found[0]]),
+        }
     both.add_nodes_from(range(data.nodes))
     both.add_edges_from(data.undirected.tolist())
 
@@ -308,7 +340,7 @@ def networkx(data: Input, threads: int) -> dict[str, Kernel]:
     }
 
 
-SYSTEMS = {made.__name__: made for made in (tidemill, scipy, igraph, networkit, rustworkx, networkx)}
+SYSTEMS = {made.__name__: made for made in (tidemill, scipy, igraph, networkit, ortools, rustworkx, networkx)}
 
 
 def timed(run: Callable[[], Any], enough_s: float) -> tuple[float, Any]:
