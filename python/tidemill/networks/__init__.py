@@ -3,8 +3,8 @@
 `read` makes a `Network` from files, tables, arrays, and objects of other libraries. Functions such as `pagerank`,
 `bfs`, `shortest_paths`, `connected_components` and `louvain` compute on it; you can use their results by id, as an
 array, or as a table. `follow` keeps degrees, components and PageRank of a network whose links come and go on a stream.
-With ``sync=``, PageRank, shortest paths and components run on all workers of the job, which exchange boundary values
-after every sweep or less often.
+With ``read(..., together=True)``, each worker has a share of a network, on which PageRank, shortest paths and components run.
+With ``sync=``, workers exchange boundary values after every sweep or less often.
 
 `tidemill.Graph` is something else: a graph of tasks.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 from tidemill.networks._algorithms import (
     Clustering,
     betweenness,
-    bfs,
     clustering,
     core_numbers,
     distances,
@@ -27,8 +26,10 @@ from tidemill.networks._algorithms import (
     strong_components,
     triangles,
 )
+from tidemill.networks._distributed import DistributedNetwork
 from tidemill.networks._follow import LiveValues, MissingLinksWarning, follow
-from tidemill.networks._iterations import connected_components, pagerank, shortest_paths
+from tidemill.networks._generate import kronecker, uniform
+from tidemill.networks._iterations import bfs, connected_components, pagerank, shortest_paths
 from tidemill.networks._memory import Estimate, NetworkTooLargeError
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Partition, partition
@@ -52,6 +53,7 @@ __all__ = [
     "Communities",
     "Components",
     "Cores",
+    "DistributedNetwork",
     "Estimate",
     "Flow",
     "Forest",
@@ -72,6 +74,7 @@ __all__ = [
     "distances",
     "estimate",
     "follow",
+    "kronecker",
     "label_propagation",
     "leiden",
     "louvain",
@@ -84,4 +87,5 @@ __all__ = [
     "shortest_paths",
     "strong_components",
     "triangles",
+    "uniform",
 ]

@@ -1,6 +1,6 @@
 """Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
 
-Algorithms that can synchronize partially are in `_iterations.py`. Each algorithm names its source, and gives the same
+Algorithms that run on several workers are in `_iterations.py`; those here gather a distributed network first. Each algorithm names its source, and gives the same
 results as networkx if that has the algorithm, too.
 """
 
@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill import _tidemill as native
 from tidemill.ml._threads import pool
+from tidemill.networks._distributed import AnyNetwork
 from tidemill.networks._network import Network
-from tidemill.networks._results import Communities, Components, Cores, Flow, Forest, NodeValues, Scores, Search
+from tidemill.networks._results import Communities, Components, Cores, Flow, Forest, NodeValues, Scores
 
 __all__ = [
     "Clustering",
     "betweenness",
-    "bfs",
     "clustering",
     "core_numbers",
     "distances",
@@ -44,37 +44,8 @@ def numbers_or_none(nodes: NDArray[np.uint32]) -> NDArray[np.int64]:
     return found
 
 
-def bfs(network: Network, source: Any, *, n_threads: int | None = None) -> Search:
-    """Search breadth-first from a node, along the directions of links.
-
-    Large levels are searched from below. Source: Beamer, Asanović and Patterson (2012), Direction-optimizing
-    breadth-first search.
-
-    Parameters
-    ----------
-    network : Network
-    source : id of a node
-    n_threads : int, optional
-        Threads of this worker; by default the launcher's setting, else its share of the host's CPUs. Other functions have
-        the same argument.
-
-    Returns
-    -------
-    Search
-        ``values`` are the levels, (n,) int32; -1 for nodes that are not reached.
-
-    Raises
-    ------
-    KeyError
-        If there is no such node.
-    """
-    at = network.number(source)
-    parents, levels = native.network_bfs(pool(n_threads), network.outgoing(False), network.incoming(False), at)
-    return Search(network, levels, numbers_or_none(parents))
-
-
 def distances(
-    network: Network,
+    network: AnyNetwork,
     sources: Iterable[Any] | None = None,
     *,
     weighted: bool = True,
@@ -105,6 +76,7 @@ def distances(
     KeyError
         If there is no such node.
     """
+    network = network.gather()
     at = np.arange(network.n, dtype=np.uint32) if sources is None else network.numbers(sources)
     if weighted:
         network.check_weights("lengths")
@@ -117,7 +89,7 @@ def distances(
     return found
 
 
-def strong_components(network: Network, *, n_threads: int | None = None) -> Components:
+def strong_components(network: AnyNetwork, *, n_threads: int | None = None) -> Components:
     """Find the strongly connected components, whose nodes reach each other.
 
     In an undirected network, these are the connected components.
@@ -126,6 +98,7 @@ def strong_components(network: Network, *, n_threads: int | None = None) -> Comp
     -------
     Components
     """
+    network = network.gather()
     if not network.directed:
         labels = native.network_components(pool(n_threads), network.outgoing(False), None)
     else:
@@ -158,7 +131,7 @@ class Clustering(NodeValues):
     _column: ClassVar[str] = "clustering"
 
 
-def triangles(network: Network, *, n_threads: int | None = None) -> NodeValues:
+def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValues:
     """Count the triangles that each node is in; loops and parallel links do not count.
 
     Source: Latapy (2008), Main-memory triangle computations for very large (sparse (power-law)) graphs.
@@ -173,12 +146,13 @@ def triangles(network: Network, *, n_threads: int | None = None) -> NodeValues:
     ValueError
         If the network is directed.
     """
+    network = network.gather()
     _undirected(network, "triangles")
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
 def clustering(
-    network: Network,
+    network: AnyNetwork,
     *,
     weighted: bool = False,
     rule: Literal["triangles", "links"] = "triangles",
@@ -213,6 +187,7 @@ def clustering(
     ValueError
         If `weighted` and a weight is negative or not finite, or all are 0; for weights with ``rule="links"``.
     """
+    network = network.gather()
     if rule not in ("triangles", "links"):
         raise ValueError(f"rule is 'triangles' or 'links', not {rule!r}")
     weighted = weighted and network.weights is not None and len(network.targets) > 0
@@ -281,7 +256,7 @@ def _shortest_links(network: Network) -> native.CompressedRows:
 
 
 def betweenness(
-    network: Network,
+    network: AnyNetwork,
     *,
     weighted: bool = False,
     samples: int | Iterable[Any] | None = None,
@@ -322,6 +297,7 @@ def betweenness(
         If `samples` is not from 1 to n; or, with `weighted`, if a length is not finite or not above 0; the message
         names its link.
     """
+    network = network.gather()
     n = network.n
     if samples is None:
         chosen = None
@@ -355,7 +331,7 @@ def betweenness_scale(
     return scale
 
 
-def core_numbers(network: Network) -> Cores:
+def core_numbers(network: AnyNetwork) -> Cores:
     """Compute core numbers: the largest k such that the node is in a subnetwork whose nodes all have at least k links.
 
     Links of both directions count; loops do not. Source: Batagelj and Zaveršnik (2003), An O(m) algorithm for cores
@@ -366,11 +342,12 @@ def core_numbers(network: Network) -> Cores:
     Cores
         ``values`` is (n,) int64.
     """
+    network = network.gather()
     return Cores(network, native.network_core_numbers(network.both()).astype(np.int64))
 
 
 def label_propagation(
-    network: Network, *, labels: ArrayLike | None = None, max_iter: int = 100, n_threads: int | None = None
+    network: AnyNetwork, *, labels: ArrayLike | None = None, max_iter: int = 100, n_threads: int | None = None
 ) -> Communities:
     """Find communities by label propagation: all nodes at once take the most frequent label of their neighbors, of several the smallest.
 
@@ -394,6 +371,7 @@ def label_propagation(
     ValueError
         If `labels` has another length, or is negative.
     """
+    network = network.gather()
     start = np.arange(network.n) if labels is None else np.asarray(labels)
     if start.shape != (network.n,) or (len(start) and not 0 <= int(start.min()) <= int(start.max()) < 2**32 - 1):
         raise ValueError(f"labels must be {network.n} integers from 0, one for each node")
@@ -410,7 +388,7 @@ def label_propagation(
 
 
 def louvain(
-    network: Network,
+    network: AnyNetwork,
     *,
     weighted: bool = True,
     resolution: float = 1.0,
@@ -447,7 +425,7 @@ def louvain(
 
 
 def leiden(
-    network: Network,
+    network: AnyNetwork,
     *,
     weighted: bool = True,
     resolution: float = 1.0,
@@ -467,7 +445,7 @@ def leiden(
 
 
 def _communities(
-    network: Network,
+    network: AnyNetwork,
     method: str,
     weighted: bool,
     resolution: float,
@@ -476,6 +454,7 @@ def _communities(
     seed: int,
     n_threads: int | None,
 ) -> Communities:
+    network = network.gather()
     _undirected(network, method)
     if weighted:
         network.check_weights(f"weights of {method.capitalize()}", finite=True)
@@ -487,7 +466,7 @@ def _communities(
     return result
 
 
-def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_threads: int | None = None) -> Forest:
+def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_threads: int | None = None) -> Forest:
     """Find the spanning tree with the smallest sum of weights for each component.
 
     Source: Borůvka (1926), O jistém problému minimálním.
@@ -509,6 +488,7 @@ def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_thread
     ValueError
         If the network is directed.
     """
+    network = network.gather()
     _undirected(network, "minimum_spanning_forest")
     rows = network.outgoing()
     sources, places = native.network_spanning_forest(pool(n_threads), rows, maximum)
@@ -516,7 +496,7 @@ def minimum_spanning_forest(network: Network, *, maximum: bool = False, n_thread
     return Forest(network, sources, rows.targets[places], weights, float(weights.sum()))
 
 
-def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
+def maximum_flow(network: AnyNetwork, source: Any, sink: Any) -> Flow:
     """Find a maximum flow from one node to another, and a minimum cut between them.
 
     Weights are capacities; without weights, each capacity is 1.
@@ -540,6 +520,7 @@ def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
     KeyError
         If there is no such node.
     """
+    network = network.gather()
     ends = network.number(source), network.number(sink)
     if ends[0] == ends[1]:
         raise ValueError(f"source and sink are the same node, {source!r}")
@@ -548,7 +529,7 @@ def maximum_flow(network: Network, source: Any, sink: Any) -> Flow:
     return Flow(network, value, flows, side)
 
 
-def minimum_cut(network: Network, source: Any, sink: Any) -> tuple[float, list[tuple[Any, Any]]]:
+def minimum_cut(network: AnyNetwork, source: Any, sink: Any) -> tuple[float, list[tuple[Any, Any]]]:
     """Find a minimum cut between two nodes: the sum of its capacities, and its links by id. See `maximum_flow`."""
     flow = maximum_flow(network, source, sink)
     return flow.value, flow.cut()

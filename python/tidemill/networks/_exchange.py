@@ -7,12 +7,16 @@ their nodes elsewhere. Both are collective. Workers that do not wait for each ot
 `heard` for pull, `packed` and `unpacked` for push.
 
 `Part.near` is the boundary between the workers of one host alone, for exchanges that leave other hosts out.
+
+Below them are the exchanges that both are made of, and that distribute a network: `to_owners`, `asked` and `all_gathered`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,85 @@ from tidemill.ml._threads import pool
 from tidemill.networks._partition import Partition
 from tidemill.networks._results import Account
 
-__all__ = ["Boundary", "Part", "exact_sums"]
+__all__ = ["Boundary", "Part", "agree", "all_gathered", "alltoallv", "asked", "exact_sums", "to_owners"]
+
+
+def agree(comm: Any, error: Exception | None) -> None:
+    """Raise the error of the first rank that has one, on every rank, so that none waits for one that has left. Collective."""
+    if comm.size > 1:
+        error = next((one for one in comm.allgather(error) if one is not None), None)
+    if error is not None:
+        raise error
+
+
+def alltoallv(
+    comm: Any, values: NDArray[Any], sent: NDArray[np.int64], received: NDArray[np.int64], width: int = 1
+) -> NDArray[Any]:
+    """Send each rank a run of values; `sent` and `received` count them, in units of `width`. Collective."""
+    found = np.empty(int(received.sum()) * width, values.dtype)
+    if comm.size == 1:
+        found[:] = values
+        return found
+    values, room = np.ascontiguousarray(values), found
+    if values.dtype.kind == "U":
+        # Text of one length: MPI knows only numbers.
+        width *= values.dtype.itemsize
+        values, room = values.view(np.uint8), found.view(np.uint8)
+    counts = [(side * width).tolist() for side in (sent, received)]
+    comm.Alltoallv([values, counts[0]], [room, counts[1]])
+    return found
+
+
+def _told(comm: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tell each worker equally many numbers; return what they tell. Collective."""
+    if comm.size == 1:
+        return numbers
+    received = np.empty_like(numbers)
+    comm.Alltoall(numbers, received)
+    return received
+
+
+def to_owners(comm: Any, owner: NDArray[Any], *columns: NDArray[Any]) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
+    """Send rows of columns to their owners; return what came, rank by rank, and how much from each. Collective.
+
+    Rows from one rank stay in their order.
+    """
+    if comm.size == 1:
+        return list(columns), np.array([len(owner)])
+    # NumPy sorts 16 bits by radix.
+    order = np.argsort(owner.astype(np.uint16), kind="stable")
+    counts = np.bincount(owner, minlength=comm.size)
+    coming = _told(comm, counts)
+    return [alltoallv(comm, column[order], counts, coming) for column in columns], coming
+
+
+def asked(
+    comm: Any, owner: NDArray[Any], questions: NDArray[Any], answer: Callable[[NDArray[Any]], NDArray[Any]]
+) -> NDArray[Any]:
+    """Ask owners, who answer what came to them with an array beside it; return the answers beside `questions`. Collective."""
+    if comm.size == 1:
+        return answer(questions)
+    order = np.argsort(owner.astype(np.uint16), kind="stable")
+    counts = np.bincount(owner, minlength=comm.size)
+    coming = _told(comm, counts)
+    answers = alltoallv(comm, answer(alltoallv(comm, questions[order], counts, coming)), coming, counts)
+    placed = np.empty_like(answers)
+    placed[order] = answers
+    return placed
+
+
+def all_gathered(comm: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values of all ranks, one after the other. The dtype is the same on all ranks. Collective."""
+    if comm.size == 1:
+        return values
+    counts = comm.allgather(len(values))
+    found = np.empty(sum(counts), values.dtype)
+    values, room = np.ascontiguousarray(values), found
+    if values.dtype.kind in "Ub":
+        counts = [count * values.dtype.itemsize for count in counts]
+        values, room = values.view(np.uint8), found.view(np.uint8)
+    comm.Allgatherv(values, [room, counts])
+    return found
 
 
 class Boundary:
@@ -31,10 +113,10 @@ class Boundary:
 
     Parameters
     ----------
-    owners : ndarray (n,)
-        The worker of each node.
+    owner : ndarray of int, beside `ghosts`
+        The worker of each ghost.
     nodes, ghosts : ndarray of uint32
-        Own nodes, and nodes of others whose values are needed here.
+        Own nodes, ascending, and nodes of others whose values are needed here.
     columns : ndarray of int64, optional
         Where the values of `ghosts` are behind those of own nodes; by default in their order.
     of_host : bool, default=False
@@ -44,7 +126,7 @@ class Boundary:
     def __init__(
         self,
         comm: Any,
-        owners: NDArray[Any],
+        owner: NDArray[Any],
         nodes: NDArray[np.uint32],
         ghosts: NDArray[np.uint32],
         account: Account,
@@ -53,46 +135,37 @@ class Boundary:
     ) -> None:
         self._comm, self._account, self._own = comm, account, len(nodes)
         self._of_host = of_host
-        owner = owners[ghosts]
-        #: Ghosts in the order of their owners.
-        self._order = np.argsort(owner, kind="stable")
-        #: Their places among values.
-        self._columns = self._own + (self._order if columns is None else columns[self._order])
+        #: Of each ghost its owner.
+        self._owner = owner
+        order = np.argsort(owner, kind="stable")
+        #: The places of ghosts among values, in the order of their owners.
+        self._columns = self._own + (order if columns is None else columns[order])
         self._pulled = np.bincount(owner, minlength=comm.size)
-        #: Of each ghost its owner, and its place in what that owner sends here.
-        self._owner = owner.astype(np.int64)
-        places = np.empty(len(ghosts), np.int64)
-        places[self._order] = np.arange(len(ghosts))
-        firsts = np.concatenate([[0], np.cumsum(self._pulled)])[:-1]
-        self._place = places - firsts[self._owner] if len(ghosts) else places
-        self._pushed = self._told(self._pulled)
-        wanted = self._alltoallv(ghosts[self._order].astype(np.int64), self._pulled, self._pushed)
+        self._pushed = _told(comm, self._pulled)
+        wanted = alltoallv(comm, ghosts[order], self._pulled, self._pushed)
         #: The own nodes that others have as ghosts, in the order of these others.
         self._sent = np.searchsorted(nodes, wanted)
         self._firsts = np.concatenate([[0], np.cumsum(self._pushed)])
 
-    def _told(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tell each worker equally many numbers; return what they tell."""
-        if self._comm.size == 1:
-            return numbers
-        received = np.empty_like(numbers)
-        self._comm.Alltoall(numbers, received)
-        return received
+    @cached_property
+    def _place(self) -> NDArray[np.int64]:
+        """Of each ghost its place in what its owner sends here."""
+        order = np.argsort(self._owner, kind="stable")
+        places = np.empty(len(order), np.int64)
+        firsts = np.concatenate([[0], np.cumsum(self._pulled)])
+        places[order] = np.arange(len(order)) - firsts[self._owner[order]]
+        return places
 
-    def _alltoallv(
-        self, values: NDArray[Any], sent: NDArray[np.int64], received: NDArray[np.int64], width: int = 1
-    ) -> NDArray[Any]:
-        found = np.empty(int(received.sum()) * width, values.dtype)
-        if self._comm.size > 1:
-            counts = [(side * width).tolist() for side in (sent, received)]
-            self._comm.Alltoallv([values, counts[0]], [found, counts[1]])
-        return found
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is known of the boundary, in bytes."""
+        return self._owner.nbytes + self._columns.nbytes + self._sent.nbytes
 
     def pull(self, values: NDArray[np.float64]) -> None:
         """Set the values of ghosts, behind those of own nodes in `values`, to their owners'. Collective."""
         begin = time.perf_counter()
         sent = values[self._sent]
-        found = self._alltoallv(sent, self._pushed, self._pulled)
+        found = alltoallv(self._comm, sent, self._pushed, self._pulled)
         values[self._columns] = found
         self._done(begin, sent.nbytes)
 
@@ -120,12 +193,12 @@ class Boundary:
         busy = busy or len(lowered) > 0
         # How many values come, and whether their sender goes on.
         told = np.column_stack([counts, np.full(self._comm.size, busy)]).astype(np.int64).ravel()
-        heard = self._told(told).reshape(-1, 2)
+        heard = _told(self._comm, told).reshape(-1, 2)
         if not heard[:, 1].any():
             self._account.exchange_seconds += time.perf_counter() - begin
             return None
         coming = heard[:, 0]
-        found = self._alltoallv(message, counts, coming, 3).reshape(-1, 3)
+        found = alltoallv(self._comm, message, counts, coming, 3).reshape(-1, 3)
         senders = np.repeat(np.arange(self._comm.size), coming)
         nodes = self._sent[self._firsts[senders] + found[:, 0]]
         self._done(begin, message.nbytes)
@@ -182,16 +255,22 @@ class Boundary:
 
 @dataclass
 class Part:
-    """A worker's part: its own nodes, their links, and the boundary."""
+    """A worker's part: its own nodes, their links, and the boundary.
+
+    `owner` is the worker of each ghost. `links` counts those of all parts. `owners` is the worker of each node if the workers
+    hold the whole network and get whole results; it is None for a distributed network, whose results stay where nodes are.
+    """
 
     comm: Any
     n: int
-    owners: NDArray[np.uint32]
+    links: int
     nodes: NDArray[np.uint32]
     ghosts: NDArray[np.uint32]
+    owner: NDArray[Any]
     rows: CompressedRows
     boundary: Boundary
     account: Account
+    owners: NDArray[np.uint32] | None = None
 
     @classmethod
     def of(cls, comm: Any, rows: CompressedRows, divided: Partition, account: Account) -> Part:
@@ -199,38 +278,39 @@ class Part:
         begin = time.perf_counter()
         nodes = np.flatnonzero(divided.parts == comm.rank).astype(np.uint32)
         own, ghosts = rows.part(pool(), nodes)
-        boundary = Boundary(comm, divided.parts, nodes, ghosts, account)
+        owner = divided.parts[ghosts]
+        boundary = Boundary(comm, owner, nodes, ghosts, account)
         account.cut_links, account.ghosts = divided.cut_links, len(ghosts)
         account.partition_seconds = divided.seconds + time.perf_counter() - begin
-        return cls(comm, rows.rows, divided.parts, nodes, ghosts, own, boundary, account)
+        account.held_bytes = rows.nbytes + own.nbytes + boundary.nbytes
+        return cls(comm, rows.rows, rows.links, nodes, ghosts, owner, own, boundary, account, divided.parts)
 
     @property
     def own(self) -> int:
         """Number of own nodes."""
         return len(self.nodes)
 
+    @property
+    def places(self) -> NDArray[np.uint32] | slice:
+        """Where own nodes are in arrays with a value for each node that the network has here."""
+        return slice(None) if self.owners is None else self.nodes
+
     def near(self, host: Any) -> Boundary:
         """Return the boundary between the workers of this host, given their communicator. Collective."""
         ranks = np.full(self.comm.size, -1)
         ranks[host.allgather(self.comm.rank)] = np.arange(host.size)
-        columns = np.flatnonzero(ranks[self.owners[self.ghosts]] >= 0)
-        return Boundary(
-            host, ranks[self.owners], self.nodes, self.ghosts[columns], self.account, columns=columns, of_host=True
-        )
+        owner = ranks[self.owner]
+        columns = np.flatnonzero(owner >= 0)
+        ghosts = self.ghosts[columns]
+        return Boundary(host, owner[columns], self.nodes, ghosts, self.account, columns=columns, of_host=True)
 
     def gathered(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of all nodes in their order, from those of each worker's own. Collective."""
+        """Return the values of a result from those of own nodes: of all nodes in their order, or these. Collective."""
+        if self.owners is None:
+            return np.ascontiguousarray(values)
         begin = time.perf_counter()
-        values = np.ascontiguousarray(values)
         found = np.empty(self.n, values.dtype)
-        places = np.argsort(self.owners, kind="stable")
-        if self.comm.size == 1:
-            found[places] = values
-            return found
-        received = np.empty_like(found)
-        counts = np.bincount(self.owners, minlength=self.comm.size).tolist()
-        self.comm.Allgatherv(values, [received, counts])
-        found[places] = received
+        found[np.argsort(self.owners, kind="stable")] = all_gathered(self.comm, np.ascontiguousarray(values))
         self.account.gather_seconds += time.perf_counter() - begin
         return found
 
@@ -244,6 +324,7 @@ def exact_sums(comm: Any, scale: float, *values: NDArray[np.float64]) -> list[fl
 
     Parameters
     ----------
+    comm : communicator, or None for this worker alone
     scale : float
         A power of 2, the same on all workers, that no value exceeds. The error of a sum is below n 2⁻⁶² times it.
     *values : ndarray of float64
@@ -255,7 +336,7 @@ def exact_sums(comm: Any, scale: float, *values: NDArray[np.float64]) -> list[fl
         whole = np.floor(high)
         words[2 * at] = whole.astype(np.int64).sum()
         words[2 * at + 1] = ((high - whole) * 2.0**_BITS).astype(np.int64).sum()
-    if comm.size > 1:
+    if comm is not None and comm.size > 1:
         comm.Allreduce(words.copy(), words)
     whole_sums = [(int(words[2 * at]) << _BITS) + int(words[2 * at + 1]) for at in range(len(values))]
     return [float(total) / 2.0 ** (2 * _BITS) * scale for total in whole_sums]

@@ -1,5 +1,7 @@
 """Algorithms that run on one worker, or on all with more or less synchronization: PageRank, shortest paths, components.
 
+The workers have the whole network each, and get whole results; or they share a distributed one, and get results of their own nodes.
+
 | `sync`      | between two exchanges of boundary values                                        |
 |-------------|---------------------------------------------------------------------------------|
 | `None`      | this worker alone computes everything; nothing is exchanged                      |
@@ -30,12 +32,13 @@ from tidemill.ml._threads import pool
 from tidemill.mpi import COMM_TYPE_SHARED
 from tidemill.mpi import Comm as OfTidemill
 from tidemill.networks._algorithms import numbers_or_none
-from tidemill.networks._exchange import Boundary, Part, exact_sums
+from tidemill.networks._distributed import AnyNetwork, Block, DistributedNetwork
+from tidemill.networks._exchange import Boundary, Part, agree, asked, exact_sums, to_owners
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Method, by_host, partition
-from tidemill.networks._results import Account, Components, Paths, Scores
+from tidemill.networks._results import Account, Components, Paths, Scores, Search
 
-__all__ = ["connected_components", "pagerank", "shortest_paths"]
+__all__ = ["bfs", "connected_components", "pagerank", "shortest_paths"]
 
 Sync = Literal["global", "partial", "auto", "async"] | None
 Array = NDArray[np.float64]
@@ -64,13 +67,17 @@ def _of_host(comm: Any) -> Any:
 
 
 def _part(
-    network: Network,
-    rows: native.CompressedRows,
-    method: Method | ArrayLike,
+    network: AnyNetwork,
+    rows: native.CompressedRows | Block,
+    method: Method | ArrayLike | None,
     account: Account,
     comm: Any,
     host: Any = None,
 ) -> Part:
+    if isinstance(network, DistributedNetwork):
+        assert isinstance(rows, Block)
+        return network.part(rows, account)
+    assert not isinstance(rows, Block)
     if comm.size > 1:
         every = comm.allgather((network.n, network.rows.links, network.fingerprint))
         if different := [rank for rank, one in enumerate(every) if one != every[0]]:
@@ -78,17 +85,28 @@ def _part(
                 f"the workers have different networks: that of rank {different[0]} is not that of rank 0, and rank {comm.rank} has "
                 f"{network.n:,} nodes; pass the same network on every worker"
             )
-    divided = partition(network, comm.size, method=method)
+    divided = partition(network, comm.size, method="greedy" if method is None else method)
     if host is not None:
         divided = by_host(network, divided, sorted(set(comm.allgather(tuple(host.allgather(comm.rank))))))
     return Part.of(comm, rows, divided, account)
+
+
+def _checked(network: AnyNetwork, sync: Sync, method: Any) -> tuple[Sync, Any]:
+    """Return the synchronization, which a distributed network needs, and the communicator."""
+    if not isinstance(network, DistributedNetwork):
+        return sync, None if sync is None else active()
+    if method is not None:
+        raise ValueError(
+            "method= chooses parts of a network that every worker has; the nodes of a distributed one were dealt when it was read"
+        )
+    return "global" if sync is None else sync, network.comm
 
 
 # PageRank.
 
 
 def pagerank(
-    network: Network,
+    network: AnyNetwork,
     *,
     alpha: float = 0.85,
     personalization: Mapping[Any, float] | ArrayLike | None = None,
@@ -102,7 +120,7 @@ def pagerank(
     sync: Sync = None,
     local_sweeps: int | None = None,
     host_rounds: int = 1,
-    method: Method | ArrayLike = "greedy",
+    method: Method | ArrayLike | None = None,
     n_threads: int | None = None,
 ) -> Scores:
     """Compute PageRank by the power method.
@@ -112,8 +130,9 @@ def pagerank(
 
     Parameters
     ----------
-    network : Network
-        If it is undirected, links lead both ways.
+    network : Network or DistributedNetwork
+        If it is undirected, links lead both ways. If it is distributed, the call is collective, arrays are of each worker's own
+        nodes, mappings are the same on all, and each worker gets the scores of its own nodes.
     alpha : float, default=0.85
         Damping.
     personalization : mapping of id to float, or array-like (n,), optional
@@ -137,14 +156,15 @@ def pagerank(
         Compute on all workers of the job, or of `tidemill.ml.using`; see the table of the module. Collective: every
         worker calls it with the same network and gets all scores. With ``"global"`` they are bitwise the same for any
         number of workers and any partition. With ``"async"``, common rounds at the end make sure that the result meets
-        `tol`; `dangling` must be None or ``"drop"``. By default this worker computes alone.
+        `tol`; `dangling` must be None or ``"drop"``. By default this worker computes alone, or for a distributed network,
+        ``"global"``.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``; by default 4.
     host_rounds : int, default=1
         With ``sync="partial"``: how often, in a round, workers make their local sweeps. Between two of these times the workers
         of a host exchange boundary values among themselves, which costs no other host anything.
     method : optional
-        Of `partition`.
+        Of `partition`; not for a distributed network.
     n_threads : int, optional
 
     Returns
@@ -175,6 +195,7 @@ def pagerank(
         raise ValueError(f"alpha is from 0 to 1, not {alpha}")
     if rule not in ("l1", "largest"):
         raise ValueError(f"rule is 'l1' or 'largest', not {rule!r}")
+    sync, comm = _checked(network, sync, method)
     n = network.n
     scale = 1.0 if normalized else float(n)
     drop = isinstance(dangling, str)
@@ -186,6 +207,7 @@ def pagerank(
     sums = _outgoing_sums(network, weighted)
     if n == 0:
         return Scores(network, np.empty(0))
+    incoming = network.incoming(weighted)
     limit = tol * n * scale if rule == "l1" else tol
     if sync is None:
         if local_sweeps is not None:
@@ -194,11 +216,12 @@ def pagerank(
             raise ValueError("host_rounds is a positive number, with sync='partial'")
         # Without arrays the kernel takes 1 / n for each node, which is faster.
         is_uniform = scale == 1 and first is None and teleport is None and target is None
+        assert not isinstance(incoming, Block)
         uniform = np.full(n, scale / n)
         everywhere = uniform if teleport is None else teleport
         values, iterations, change = native.network_pagerank(
             pool(n_threads),
-            network.incoming(weighted),
+            incoming,
             sums,
             alpha,
             limit,
@@ -219,10 +242,9 @@ def pagerank(
             raise ValueError(
                 "sync='async' needs dangling=None or 'drop': no worker knows what all dangling nodes together lose"
             )
-        comm: Any = active()
         host = _of_host(comm) if host_rounds > 1 and comm.size > 1 else None
         try:
-            part = _part(network, network.incoming(weighted), method, account, comm, host)
+            part = _part(network, incoming, method, account, comm, host)
             near = None if host is None else part.near(host)
             run = _PageRank(part, near, host_rounds, alpha, scale, first, teleport, target, sums, drop, pool(n_threads))
             result = run.iterate(network, limit, rule, max_iter)
@@ -239,25 +261,46 @@ def pagerank(
     return result
 
 
-def _distribution(network: Network, given: Any, name: str, scale: float) -> Array | None:
-    """Return given scores with a sum of `scale`, (n,)."""
+def _distribution(network: AnyNetwork, given: Any, name: str, scale: float) -> Array | None:
+    """Return given scores with a sum of `scale`, (n,), or (own,) if the network is distributed."""
     if given is None:
         return None
+    comm: Any = network.comm if isinstance(network, DistributedNetwork) else None
+    count = network.own if isinstance(network, DistributedNetwork) else network.n
     if isinstance(given, Mapping):
-        values = np.zeros(network.n)
-        values[network.numbers(given)] = [float(value) for value in given.values()]
+        numbers = np.array([float(value) for value in given.values()])
+        values = np.zeros(count)
+        if isinstance(network, DistributedNetwork):
+            here, places = network.places(given)
+            values[places] = numbers[here]
+        else:
+            values[network.numbers(given)] = numbers
     else:
         values = np.array(given, np.float64)
-    if values.shape != (network.n,):
-        raise ValueError(f"{name} has shape {values.shape}, not ({network.n},): one number for each node")
-    total = float(values.sum())
-    if not (np.isfinite(values).all() and (values >= 0).all() and total > 0):
+    trouble: ValueError | None = None
+    if values.shape != (count,):
+        trouble = ValueError(f"{name} has shape {values.shape}, not ({count},): one number for each node")
+    elif not (np.isfinite(values).all() and (values >= 0).all()):
+        trouble = ValueError(f"{name} is numbers that are finite, not negative, and not all 0")
+    largest = 0.0 if trouble else float(values.max(initial=0.0))
+    if comm is not None:
+        agree(comm, trouble)
+        largest = max(comm.allgather(largest))
+    elif trouble is not None:
+        raise trouble
+    if largest == 0:
         raise ValueError(f"{name} is numbers that are finite, not negative, and not all 0")
+    # The same total whichever worker has what.
+    (total,) = exact_sums(comm, 2.0 ** (math.ceil(math.log2(largest)) + 1), values)
     return values * (scale / total)
 
 
-def _outgoing_sums(network: Network, weighted: bool) -> Array:
+def _outgoing_sums(network: AnyNetwork, weighted: bool) -> Array:
     """Return of each node the sum of the weights of the links that leave it, which are checked."""
+    if isinstance(network, DistributedNetwork):
+        if weighted:
+            network.check_weights("weights of PageRank", finite=True)
+        return network.outgoing(weighted).rows.weight_sums(pool())
 
     def sums() -> Array:
         if weighted:
@@ -291,7 +334,7 @@ class _PageRank:
         threads: native.KernelPool,
     ) -> None:
         def own(values: Array | None, total: float) -> Array:
-            return np.full(part.own, total / part.n) if values is None else values[part.nodes]
+            return np.full(part.own, total / part.n) if values is None else values[part.places]
 
         self._part, self._alpha, self._scale, self._pool = part, alpha, scale, threads
         self._near, self._host_rounds = near, 1 if near is None else host_rounds
@@ -299,7 +342,7 @@ class _PageRank:
         # end. Local sweeps need that: what all dangling nodes lose is known after an exchange only.
         self._set_right = not drop and target is None and part.account.sync != "global"
         self._total, self._drop = scale, drop or self._set_right
-        outgoing = sums[part.nodes]
+        outgoing = sums[part.places]
         self._inverse = np.divide(1.0, outgoing, out=np.zeros(part.own), where=outgoing > 0)
         self._dangling = np.flatnonzero(outgoing == 0)
         self._teleport = own(teleport, scale) * (1 - alpha)
@@ -359,7 +402,7 @@ class _PageRank:
         self._lost = lost
         return change, largest
 
-    def iterate(self, network: Network, limit: float, rule: str, max_iter: int) -> Scores:
+    def iterate(self, network: AnyNetwork, limit: float, rule: str, max_iter: int) -> Scores:
         """Make rounds until the change is below `limit`."""
         account = self._part.account
         auto = account.sync == "auto" and self._part.comm.size > 1
@@ -562,23 +605,23 @@ class _Lowering:
 _CUT_MAX = 0.05
 
 
-def _sweeps_between(part: Part, network: Network) -> int | None:
+def _sweeps_between(part: Part) -> int | None:
     """Decide on the synchronization of a computation that lowers values; return its sweeps between exchanges."""
     account = part.account
     if account.sync == "auto":
-        account.sync = "partial" if account.cut_links <= _CUT_MAX * network.rows.links else "global"
+        account.sync = "partial" if account.cut_links <= _CUT_MAX * part.links else "global"
     return 1 if account.sync == "global" else account.local_sweeps
 
 
 def shortest_paths(
-    network: Network,
+    network: AnyNetwork,
     sources: Any,
     *,
     weighted: bool = True,
     cutoff: float | None = None,
     sync: Sync = None,
     local_sweeps: int | None = None,
-    method: Method | ArrayLike = "greedy",
+    method: Method | ArrayLike | None = None,
     n_threads: int | None = None,
 ) -> Paths:
     """Find shortest paths from a node, or from the nearest of several, along the directions of links.
@@ -587,7 +630,8 @@ def shortest_paths(
 
     Parameters
     ----------
-    network : Network
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and each worker gets the paths to its own nodes.
     sources : id, or list or set of ids
     weighted : bool, default=True
         Whether weights are lengths; else each link is 1 long.
@@ -597,12 +641,12 @@ def shortest_paths(
         Compute on all workers, as in `pagerank`. Distances are bitwise the same with each mode; if there are several
         shortest paths, modes may find different ones. ``"auto"`` is ``"partial"`` if at most 5 % of the links are
         between workers, and otherwise ``"global"``, because workers would then have to correct much of what they find
-        alone.
+        alone. By default this worker computes alone, or for a distributed network, ``"global"``.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``: the number of rounds over active nodes before an exchange; by default
         until nothing changes.
     method : optional
-        Of `partition`.
+        Of `partition`; not for a distributed network.
 
     Returns
     -------
@@ -624,23 +668,31 @@ def shortest_paths(
     (3.0, ['a', 'b', 'c'])
     """
     several = isinstance(sources, list | set | frozenset | np.ndarray)
-    at = network.numbers(sources) if several else network.numbers([sources])
+    named = sources if several else [sources]
+    sync, comm = _checked(network, sync, method)
     rows = network.outgoing(weighted)
     if weighted:
         network.check_weights("lengths")
     if sync is None:
+        assert isinstance(network, Network) and not isinstance(rows, Block)
+        at = network.numbers(named)
         found, parents = native.network_shortest_paths(pool(n_threads), rows, at, None, cutoff)
         return Paths(network, found, numbers_or_none(parents))
     account = _account(sync, local_sweeps)
-    part = _part(network, rows, method, account, active())
+    if isinstance(network, DistributedNetwork):
+        _, mine = network.places(named)
+        part = _part(network, rows, method, account, comm)
+    else:
+        at = network.numbers(named)
+        part = _part(network, rows, method, account, comm)
+        mine = np.flatnonzero(np.isin(part.nodes, at))
     values = np.full(part.rows.columns, np.inf)
-    mine = np.flatnonzero(np.isin(part.nodes, at))
     values[mine] = 0.0
     columns = np.full(part.rows.columns, 0xFFFFFFFF, np.uint32)
     columns[mine] = mine
     origins = np.full(part.own, -1, np.int64)
     origins[mine] = part.nodes[mine]
-    rounds = _sweeps_between(part, network)
+    rounds = _sweeps_between(part)
 
     def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
         return native.network_relax(part.rows, values, columns, nodes, rounds)
@@ -652,12 +704,46 @@ def shortest_paths(
     return Paths(network, values, origins, account=account)
 
 
+def bfs(network: AnyNetwork, source: Any, *, n_threads: int | None = None) -> Search:
+    """Search breadth-first from a node, along the directions of links.
+
+    Large levels are searched from below. Source: Beamer, Asanović and Patterson (2012), Direction-optimizing
+    breadth-first search. On a distributed network, workers exchange after each level, and search from above.
+
+    Parameters
+    ----------
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and each worker gets the levels of its own nodes.
+    source : id of a node
+    n_threads : int, optional
+        Threads of this worker; by default the launcher's setting, else its share of the host's CPUs. Other functions have
+        the same argument.
+
+    Returns
+    -------
+    Search
+        ``values`` are the levels, (n,) int32; -1 for nodes that are not reached.
+
+    Raises
+    ------
+    KeyError
+        If there is no such node.
+    """
+    if isinstance(network, DistributedNetwork):
+        paths = shortest_paths(network, [source], weighted=False)
+        levels = np.where(np.isinf(paths.values), -1, paths.values).astype(np.int32)
+        return Search(network, levels, paths.parents, account=paths.account)
+    at = network.number(source)
+    parents, levels = native.network_bfs(pool(n_threads), network.outgoing(False), network.incoming(False), at)
+    return Search(network, levels, numbers_or_none(parents))
+
+
 def connected_components(
-    network: Network,
+    network: AnyNetwork,
     *,
     sync: Sync = None,
     local_sweeps: int | None = None,
-    method: Method | ArrayLike = "greedy",
+    method: Method | ArrayLike | None = None,
     n_threads: int | None = None,
 ) -> Components:
     """Find connected components; in a directed network, the weakly connected ones, as if links had no direction.
@@ -666,36 +752,57 @@ def connected_components(
 
     Parameters
     ----------
-    network : Network
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and each worker gets the components of its own nodes.
     sync : {"global", "partial", "auto", "async"}, optional
         Compute on all workers, as in `pagerank`; the result is the same with each mode. ``"auto"`` chooses as in
         `shortest_paths`.
     local_sweeps : int, optional
         With ``sync="partial"`` or ``"async"``; by default until nothing changes.
     method : optional
-        Of `partition`.
+        Of `partition`; not for a distributed network.
 
     Returns
     -------
     Components
     """
+    sync, comm = _checked(network, sync, method)
     if sync is None:
+        assert isinstance(network, Network)
         rows = network.outgoing(False)
         # Of an undirected network they are their own reverse, which lets most links be skipped.
         reverse = None if network.directed else rows
         labels: NDArray[Any] = native.network_components(pool(n_threads), rows, reverse)
     else:
         account = _account(sync, local_sweeps)
-        part = _part(network, network.both(), method, account, active())
+        part = _part(network, network.both(), method, account, comm)
         values = np.concatenate([part.nodes, part.ghosts]).astype(np.int64)
-        sweeps = _sweeps_between(part, network)
+        sweeps = _sweeps_between(part)
 
         def step(nodes: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint32], NDArray[np.uint32], int]:
             return native.network_lower_labels(part.rows, values, nodes, sweeps)
 
         _Lowering(part, values, None, step, np.empty(part.own, np.int64), None).run()
         labels = part.gathered(values[: part.own])
+        if isinstance(network, DistributedNetwork):
+            return _numbered(network, labels, account)
         found: Components = Components.of(network, labels, account=account)
         return found
     alone: Components = Components.of(network, labels)
     return alone
+
+
+def _numbered(network: DistributedNetwork, labels: NDArray[np.int64], account: Account) -> Components:
+    """Return the result for the first node of each own node's component, numbered in the order of these. Collective."""
+    comm: Any = network.comm
+    is_first = labels == np.arange(network.first, network.first + network.own)
+    begun = int(is_first.sum())
+    every = [begun] if comm.size == 1 else comm.allgather(begun)
+    numbers = np.cumsum(is_first) - 1 + sum(every[: comm.rank])
+    known, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    owner = network.owner(known)
+    found = asked(comm, owner, known, lambda came: numbers[came - network.first])
+    (came, members), _ = to_owners(comm, owner, known, counts)
+    sizes = np.zeros(network.own, np.int64)
+    np.add.at(sizes, came - network.first, members)
+    return Components(network, found[places], sum(every), sizes[is_first], account=account)

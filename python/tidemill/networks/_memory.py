@@ -8,7 +8,7 @@ from tidemill._errors import TidemillError
 from tidemill._job import init
 from tidemill._tables.engine import memory_budget
 
-__all__ = ["Estimate", "NetworkTooLargeError", "check", "of_links"]
+__all__ = ["Estimate", "NetworkTooLargeError", "check", "check_whole", "of_links"]
 
 #: What takes less is not compared with the budget.
 _SMALL_BYTES = 64 << 20
@@ -20,7 +20,7 @@ class NetworkTooLargeError(TidemillError, MemoryError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """How much memory `read` will take, estimated from the beginning of a file.
+    """How much memory `read` will take on each worker, estimated from the beginning of a file.
 
     Attributes
     ----------
@@ -43,8 +43,17 @@ class Estimate:
     budget_bytes: int | None
 
 
-def of_links(links: int, nodes: int, weighted: bool, both: bool) -> tuple[int, int]:
-    """Return the bytes that a network takes, and those that are taken while it is read; `both`: links lead both ways."""
+def of_links(links: int, nodes: int, weighted: bool, both: bool, workers: int | None = None) -> tuple[int, int]:
+    """Return the bytes that a network takes, and those that are taken while it is read.
+
+    `both`: links lead both ways. With a number of workers, each has a share of the network, and these are a worker's bytes.
+    """
+    if workers is not None:
+        links, nodes = -(-links // workers), -(-nodes // workers)
+        ways, read = 2 if both else 1, links * (24 if weighted else 16)
+        # Links by number, those that came from others, and their sort, which makes the rows.
+        dealing = links * (16 if weighted else 8) + ways * links * (44 if weighted else 20)
+        return ways * links * (12 if weighted else 4) + 8 * nodes, max(2 * read, dealing) + 32 * nodes
     held = (2 if both else 1) * links * (12 if weighted else 4) + 8 * nodes
     read = links * (24 if weighted else 16)
     # Pieces are joined; later what was read stands beside numbers of nodes, sorted links and the rows.
@@ -52,23 +61,51 @@ def of_links(links: int, nodes: int, weighted: bool, both: bool) -> tuple[int, i
     return held, max(2 * read, building) + 24 * nodes
 
 
-def check(what: str, links: int, nodes: int = 0, weighted: bool = False, both: bool = False) -> None:
-    """Compare what a network takes with this worker's budget.
+def check(
+    what: str, links: int, nodes: int = 0, weighted: bool = False, both: bool = False, workers: int | None = None
+) -> None:
+    """Compare what reading a network takes with this worker's budget; `workers` as for `of_links`.
 
     Raises
     ------
     NetworkTooLargeError
         If it takes more.
     """
-    _, peak = of_links(links, nodes, weighted, both)
+    _, peak = of_links(links, nodes, weighted, both, workers)
+    share = "" if workers is None else f", shared by {workers} workers"
+    other = "or share it among several workers (together=True)" if workers is None else "or use more workers"
+    _check(
+        f"reading {what} takes about {_sized(peak)} for {links:,} links{share}",
+        peak,
+        ("read it without weights (weights=False), " if weighted else "") + other,
+    )
+
+
+def check_whole(links: int, nodes: int, weighted: bool) -> None:
+    """Compare what collecting a distributed network takes with this worker's budget.
+
+    Raises
+    ------
+    NetworkTooLargeError
+        If it takes more.
+    """
+    # Arrays are received, and copied into rows.
+    peak = 2 * (links * (12 if weighted else 4) + 16 * nodes)
+    _check(
+        f"the whole network takes about {_sized(peak)} for {links:,} links",
+        peak,
+        "or use functions that compute on a distributed network (pagerank, shortest_paths, bfs, connected_components)",
+    )
+
+
+def _check(what: str, peak: int, other: str) -> None:
     if peak < _SMALL_BYTES:
         return
     budget = memory_budget(init())
     if budget is not None and peak > budget:
         raise NetworkTooLargeError(
-            f"reading {what} takes about {_sized(peak)} for {links:,} links, but this worker may take {_sized(budget)}: give it more "
-            "(--memory or TIDEMILL_MEMORY; none for no limit), run fewer workers on this host"
-            + (", or read it without weights (weights=False)" if weighted else "")
+            f"{what}, but this worker may take {_sized(budget)}: give it more (--memory or TIDEMILL_MEMORY; none for no limit), "
+            f"run fewer workers on this host, {other}"
         )
 
 

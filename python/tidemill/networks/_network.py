@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
-__all__ = ["NODES_MAX", "Duplicates", "Network", "built", "numbered", "objects"]
+__all__ = ["NODES_MAX", "Duplicates", "Network", "built", "check_options", "numbered", "objects"]
 
 #: Nodes are numbered by 32 bits, and the last number means "none".
 NODES_MAX = 2**32 - 1
@@ -44,6 +44,8 @@ class Network:
     m : int
         Number of links; of an undirected network, each counts once.
     directed : bool
+    first : int
+        0: the number of the first node that is here, as of a `DistributedNetwork`.
     offsets : ndarray of int64, shape (n + 1,)
         The links that leave node ``v`` are at ``offsets[v]:offsets[v + 1]``; read-only, like the other arrays.
     targets : ndarray of uint32
@@ -61,6 +63,7 @@ class Network:
 
     #: By which networkx knows whose object this is.
     __networkx_backend__ = "tidemill"
+    first = 0
 
     def __init__(
         self,
@@ -282,6 +285,10 @@ class Network:
 
     # Other forms for users.
 
+    def gather(self) -> Network:
+        """Return this network, of which each worker that has it has the whole; see `DistributedNetwork.gather`."""
+        return self
+
     def to_undirected(self, *, duplicates: Duplicates = "first") -> Network:
         """Return a network whose links have no direction.
 
@@ -395,6 +402,20 @@ def _restored(
     return Network(rows, ids, directed=directed, coordinates=coordinates, attributes=attributes)
 
 
+def check_options(duplicates: str, self_loops: str) -> None:
+    """Check two options of `read`.
+
+    Raises
+    ------
+    ValueError
+        If one is unknown.
+    """
+    if duplicates not in ("keep", "sum", "min", "max", "first"):
+        raise ValueError(f"duplicates is 'keep', 'sum', 'min', 'max' or 'first', not {duplicates!r}")
+    if self_loops not in ("keep", "drop", "raise"):
+        raise ValueError(f"self_loops is 'keep', 'drop' or 'raise', not {self_loops!r}")
+
+
 def built(
     sources: NDArray[np.uint32],
     targets: NDArray[np.uint32],
@@ -415,10 +436,7 @@ def built(
     ValueError
         For NaN weights, with the first link, and for loops where there shall be none.
     """
-    if duplicates not in ("keep", "sum", "min", "max", "first"):
-        raise ValueError(f"duplicates is 'keep', 'sum', 'min', 'max' or 'first', not {duplicates!r}")
-    if self_loops not in ("keep", "drop", "raise"):
-        raise ValueError(f"self_loops is 'keep', 'drop' or 'raise', not {self_loops!r}")
+    check_options(duplicates, self_loops)
 
     def name(node: int) -> Any:
         return node if ids is None else ids[node : node + 1].tolist()[0]

@@ -206,7 +206,7 @@ def pagerank(
 
 
 def _levels(network: Network, node: Any, cutoff: float | None) -> Values:
-    found = _algorithms.bfs(network, node).values
+    found = _iterations.bfs(network, node).values
     order = np.argsort(found, kind="stable")
     order = order[found[order] >= 0]
     if cutoff is not None:
@@ -258,7 +258,7 @@ def ancestors(G: Any, source: Any) -> set[Any]:
 def _reached(network: Network, graph: Any, source: Any) -> set[Any]:
     if source not in graph:
         raise nx.NetworkXError(f"The node {source} is not in the {'digraph' if network.directed else 'graph'}.")
-    found = _algorithms.bfs(network, source).values > 0
+    found = _iterations.bfs(network, source).values > 0
     return set(network.ids[found].tolist())
 
 
@@ -393,7 +393,7 @@ def node_connected_component(G: Any, n: Any) -> set[Any]:
     if n not in G:
         raise KeyError(n)
     network, _ = _network(G)
-    return set(network.ids[_algorithms.bfs(network, n).reached].tolist())
+    return set(network.ids[_iterations.bfs(network, n).reached].tolist())
 
 
 @function()

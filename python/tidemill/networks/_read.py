@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,10 +18,13 @@ from tidemill._tables.engine import memory_budget
 from tidemill.dataset import DataSet, Table, from_arrow, read_csv, read_parquet
 from tidemill.ml._job import active
 from tidemill.networks import _memory, _text
+from tidemill.networks._distributed import AnyNetwork, DistributedNetwork, distributed
 from tidemill.networks._memory import Estimate
-from tidemill.networks._network import Duplicates, Network, built, numbered, objects
+from tidemill.networks._network import Duplicates, Network, built, check_options, numbered, objects
 
 __all__ = ["estimate", "read"]
+
+T = TypeVar("T")
 
 #: Formats by the end of a file's name, without that of its compression.
 _SUFFIXES = {
@@ -37,6 +41,38 @@ _SUFFIXES = {
 }
 
 
+@overload
+def read(
+    source: Any,
+    *,
+    format: str | None = None,
+    directed: bool | None = None,
+    weights: bool | str | ArrayLike | None = None,
+    columns: tuple[str, str] | None = None,
+    nodes: int | ArrayLike | None = None,
+    coordinates: str | os.PathLike[str] | ArrayLike | None = None,
+    comments: str = "#%",
+    delimiter: str | None = None,
+    duplicates: Duplicates = "first",
+    self_loops: Literal["keep", "drop", "raise"] = "keep",
+    together: Literal[False] = False,
+) -> Network: ...
+@overload
+def read(
+    source: Any,
+    *,
+    format: str | None = None,
+    directed: bool | None = None,
+    weights: bool | str | ArrayLike | None = None,
+    columns: tuple[str, str] | None = None,
+    nodes: int | ArrayLike | None = None,
+    coordinates: str | os.PathLike[str] | ArrayLike | None = None,
+    comments: str = "#%",
+    delimiter: str | None = None,
+    duplicates: Duplicates = "first",
+    self_loops: Literal["keep", "drop", "raise"] = "keep",
+    together: Literal[True],
+) -> DistributedNetwork: ...
 def read(
     source: Any,
     *,
@@ -51,12 +87,12 @@ def read(
     duplicates: Duplicates = "first",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
     together: bool = False,
-) -> Network:
+) -> AnyNetwork:
     """Read a network.
 
-    Local: every worker that calls it gets the whole network. A DataSet, and a file with ``together=True``, need all
-    workers to call it together. A network takes 4 bytes per link and 8 per node, with weights 8 more per link, and 12
-    to 20 more per link while it is read; an undirected network has two links for each link of its source.
+    Local: every worker that calls it gets the whole network; a DataSet needs all workers to call it together. With
+    ``together=True`` each worker gets a share. A network takes 4 bytes per link and 8 per node, with weights 8 more per
+    link, and 12 to 20 more per link while it is read; an undirected network has two links for each link of its source.
 
     Parameters
     ----------
@@ -93,20 +129,22 @@ def read(
     self_loops : {"keep", "drop", "raise"}, default="keep"
         How to treat links from a node to itself.
     together : bool, default=False
-        Collective: all workers of the job, or of `tidemill.ml.using`, read the same edge list, each a share of its
-        lines, and exchange the results. The file must not be compressed, and its ids must be integers; every worker
-        reads other files whole.
+        Collective: all workers of the job, or of `tidemill.ml.using`, make a `DistributedNetwork`, of which each has a
+        share. Of a file, a DataSet or a table, each worker reads a share. Of anything else, including `nodes` that are an array,
+        each worker passes its own. Edge lists are shared by lines, CSV and Parquet files as by DataSets; compressed edge
+        lists and other files are read whole by each worker, which then keeps a share. Ids are integers or text.
 
     Returns
     -------
-    Network
+    Network, or with ``together=True`` DistributedNetwork
 
     Raises
     ------
     NetworkTooLargeError
         If the network would exceed this worker's budget, before it does; see `estimate`.
     ValueError
-        If a line is not a link, with file and line; if a weight is NaN, with its link; if an option does not fit.
+        If a line is not a link, with file and line; if a weight is NaN, with its link; if an option does not fit. With
+        ``together=True``, all errors are on all workers.
     TypeError
         If `source` is none of the above.
     FileNotFoundError
@@ -120,19 +158,25 @@ def read(
     >>> net.n, net.m, net.ids.tolist()
     (4, 3, ['ann', 'bob', 'cid', 'dee'])
     """
-    links = _links(source, format, weights, columns, comments, delimiter, together)
-    if nodes is not None:
-        links.nodes = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes)
-    if not isinstance(weights, bool | str | None):
-        links.weights = np.asarray(weights, np.float64)
-    if weights is False:
-        links.weights = None
-    if links.weights is not None and len(links.weights) != len(links.sources):
-        raise ValueError(f"there are {len(links.weights)} weights for {len(links.sources)} links")
+    if together:
+        if coordinates is not None:
+            raise ValueError("a distributed network has no coordinates: its nodes are dealt by their ids")
+        comm = active()
+        share = _text.Share(comm.rank, comm.size)
+
+        def read_share() -> _text.Links:
+            links = _with(_links(source, format, weights, columns, comments, delimiter, share), weights, None)
+            if isinstance(nodes, int):
+                links.nodes = np.arange(nodes * share.rank // share.size, nodes * (share.rank + 1) // share.size)
+            elif nodes is not None:
+                links.nodes = np.asarray(nodes)
+            return links
+
+        return _shared(comm, share, read_share, source, directed, duplicates, self_loops)
+    links = _with(_links(source, format, weights, columns, comments, delimiter, None), weights, nodes)
     is_directed = links.directed if directed is None else directed
-    what = str(source) if isinstance(source, str | os.PathLike) else "a network"
     _memory.check(
-        what,
+        _name(source),
         len(links.sources),
         0 if links.nodes is None else len(links.nodes),
         links.weights is not None,
@@ -159,7 +203,141 @@ def read(
     return net
 
 
-def estimate(path: str | os.PathLike[str], *, weights: bool | None = None, directed: bool = True) -> Estimate:
+def _name(source: Any) -> str:
+    return str(source) if isinstance(source, str | os.PathLike) else "a network"
+
+
+def _with(links: _text.Links, weights: Any, nodes: int | ArrayLike | None) -> _text.Links:
+    """Put in weights and nodes that were given."""
+    if nodes is not None:
+        links.nodes = np.arange(nodes) if isinstance(nodes, int) else np.asarray(nodes)
+    if not isinstance(weights, bool | str | None):
+        links.weights = np.asarray(weights, np.float64)
+    if weights is False:
+        links.weights = None
+    if links.weights is not None and len(links.weights) != len(links.sources):
+        raise ValueError(f"there are {len(links.weights)} weights for {len(links.sources)} links")
+    return links
+
+
+def _shared(
+    comm: Any,
+    share: _text.Share,
+    read_share: Callable[[], _text.Links],
+    source: Any,
+    directed: bool | None,
+    duplicates: Duplicates,
+    self_loops: str,
+) -> DistributedNetwork:
+    """Return the network of which each worker reads its share. Collective."""
+
+    def attempt(work: Callable[[], T]) -> T:
+        """Do it on every worker, or raise the first one's error on all; only then is there something collective."""
+        found, trouble = None, None
+        try:
+            found = work()
+        except Exception as error:  # It is raised on all workers.
+            trouble = error
+        told = [(share.lines, trouble)] if comm.size == 1 else comm.allgather((share.lines, trouble))
+        failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
+        if failed is None:
+            return cast(T, found)
+        # Shares before it were read to their ends, so that they know how many lines they have.
+        before, first = sum(lines for lines, _ in told[:failed]), told[failed][1]
+        assert first is not None
+        if isinstance(first, ValueError) and before:
+            text = re.sub(r"line (\d+)", lambda line: f"line {int(line[1]) + before}", str(first), count=1)
+            first = type(first)(text)
+        raise first
+
+    if isinstance(source, str | os.PathLike):
+        # Before tables, whose reading is collective.
+        attempt(lambda: Path(source).open("rb").close())
+    links = attempt(read_share)
+    share.lines = 0
+    attempt(lambda: _alone(comm, links, duplicates, self_loops))
+    is_directed = links.directed if directed is None else directed
+    count = len(links.sources) if comm.size == 1 else sum(comm.allgather(len(links.sources)))
+    weighted = links.weights is not None
+    attempt(lambda: _memory.check(_name(source), count, 0, weighted, not is_directed, comm.size))
+    _same_ids(comm, links)
+    return distributed(comm, links, directed=is_directed, duplicates=duplicates)
+
+
+def _alone(comm: Any, links: _text.Links, duplicates: Duplicates, self_loops: str) -> None:
+    """Check a worker's links, drop loops, and make ids integers of 64 bits or text."""
+    check_options(duplicates, self_loops)
+    where = f"on rank {comm.rank}, " if comm.size > 1 else ""
+    sides = [np.asarray(side) for side in (links.sources, links.targets)]
+    if any(side.ndim != 1 for side in sides) or len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"{where}sources and targets are arrays of one dimension and length, not of shapes {sides[0].shape} and {sides[1].shape}"
+        )
+
+    def named(side: int, at: int) -> str:
+        return repr(sides[side][at : at + 1].tolist()[0])
+
+    if links.weights is not None and (bad := np.isnan(links.weights)).any():
+        at = int(bad.argmax())
+        raise ValueError(f"{where}link {at} from {named(0, at)} to {named(1, at)} has weight NaN")
+    if self_loops != "keep" and (loops := sides[0] == sides[1]).any():
+        if self_loops == "raise":
+            at = int(loops.argmax())
+            raise ValueError(f"{where}link {at} leads from {named(0, at)} to itself: read with self_loops='drop'")
+        sides = [side[~loops] for side in sides]
+        links.weights = None if links.weights is None else links.weights[~loops]
+    nodes = None if links.nodes is None else np.asarray(links.nodes)
+    found = []
+    for side in [*sides, *([] if nodes is None else [nodes])]:
+        if not side.size:
+            side = side.astype(np.int64)
+        elif side.dtype.kind == "O" and all(isinstance(value, str) for value in side.tolist()):
+            side = side.astype(str)
+        if side.dtype.kind not in "iuU":
+            raise ValueError(
+                f"{where}ids are of type {side.dtype}, but those of a distributed network are integers or text: cast them"
+            )
+        found.append(side)
+    links.sources, links.targets = found[:2]
+    links.nodes = None if nodes is None else found[2]
+
+
+def _same_ids(comm: Any, links: _text.Links) -> None:
+    """Give ids the same dtype on all workers. Collective.
+
+    Raises
+    ------
+    ValueError
+        On every worker, if there is none.
+    """
+    values = [value for value in (links.sources, links.targets, links.nodes) if value is not None and value.size]
+    whole = [value for value in values if value.dtype.kind != "U"]
+    text = [value.dtype.itemsize for value in values if value.dtype.kind == "U"]
+    mine = (
+        min((int(value.min()) for value in whole), default=0),
+        max((int(value.max()) for value in whole), default=0),
+        max(text, default=0),
+        len(whole),
+    )
+    every = [mine] if comm.size == 1 else comm.allgather(mine)
+    low, high, size = min(one[0] for one in every), max(one[1] for one in every), max(one[2] for one in every)
+    if size and any(one[3] for one in every):
+        raise ValueError("some ids are integers and others text: make all of them text")
+    if low < 0 and high >= 2**63:
+        raise ValueError("some ids are negative and others above 2⁶³: make them strings")
+    kind = np.dtype(f"U{size // 4}" if size else np.uint64 if high >= 2**63 else np.int64)
+    links.sources = np.ascontiguousarray(links.sources, dtype=kind)
+    links.targets = np.ascontiguousarray(links.targets, dtype=kind)
+    links.nodes = None if links.nodes is None else np.ascontiguousarray(links.nodes, dtype=kind)
+
+
+def estimate(
+    path: str | os.PathLike[str],
+    *,
+    weights: bool | None = None,
+    directed: bool = True,
+    workers: int | None = None,
+) -> Estimate:
     """Estimate the memory for reading an edge list, DIMACS or Matrix Market file, from its size and its first megabyte.
 
     For a compressed file this is a lower bound, as if it were not compressed; `read` counts again while it reads.
@@ -171,6 +349,8 @@ def estimate(path: str | os.PathLike[str], *, weights: bool | None = None, direc
         Whether links have weights, as for `read`; by default, if their lines have a third field.
     directed : bool, default=True
         Whether links lead one way; otherwise they take twice as much.
+    workers : int, optional
+        How many workers read it with ``together=True``. By default, one worker gets the whole network.
 
     Returns
     -------
@@ -190,7 +370,7 @@ def estimate(path: str | os.PathLike[str], *, weights: bool | None = None, direc
     size = path.stat().st_size
     links = round(size * len(lines) / (sum(map(len, lines)) + len(lines))) if lines else 0
     weighted = weights if weights is not None else bool(lines) and len(lines[0].replace(b",", b" ").split()) > 2
-    held, peak = _memory.of_links(links, 0, weighted, not directed)
+    held, peak = _memory.of_links(links, 0, weighted, not directed, workers)
     return Estimate(links, weighted, held, peak, memory_budget(init()))
 
 
@@ -201,13 +381,13 @@ def _links(
     columns: tuple[str, str] | None,
     comments: str,
     delimiter: str | None,
-    together: bool,
+    share: _text.Share | None,
 ) -> _text.Links:
     """Return the links of any source."""
     flag = weights if isinstance(weights, bool | None) else None
     name = weights if isinstance(weights, str) else None
     if isinstance(source, str | os.PathLike):
-        return _of_file(Path(source), format, flag, name, columns, comments, delimiter, together)
+        return _of_file(Path(source), format, flag, name, columns, comments, delimiter, share)
     if isinstance(source, Network):
         return _of_network(source)
     # Without importing any of these libraries.
@@ -219,7 +399,7 @@ def _links(
     if home == "scipy":
         return _of_scipy(source, flag)
     if isinstance(source, DataSet | Table) or hasattr(source, "__arrow_c_stream__"):
-        return _of_table(source, name, flag, columns)
+        return _of_table(source, name, flag, columns, share is not None)
     return _of_arrays(source)
 
 
@@ -231,7 +411,7 @@ def _of_file(
     columns: tuple[str, str] | None,
     comments: str,
     delimiter: str | None,
-    together: bool,
+    share: _text.Share | None,
 ) -> _text.Links:
     plain = path.name.lower()
     for packed in (".gz", ".bz2", ".xz", ".zst"):
@@ -244,28 +424,34 @@ def _of_file(
         if format is None and suffix in (".csv", ".tsv") and _has_header(path, comments):
             format = "csv"
     if format in ("edges", "dimacs", "matrix_market", None):
+        # What is not an edge list, or is compressed, is read whole.
+        workers = share.size if share is not None and format in ("edges", None) and plain == path.name.lower() else None
         expected = estimate(path, weights=weights)
-        _memory.check(str(path), expected.links, weighted=expected.weighted)
+        _memory.check(str(path), expected.links, weighted=expected.weighted, workers=workers)
+
+    def whole(links: _text.Links) -> _text.Links:
+        return links if share is None else share.of(links)
+
     match format:
         case "edges" | None:
-            return _text.edge_list(path, weights, comments, delimiter, active() if together else None)
+            return _text.edge_list(path, weights, comments, delimiter, share)
         case "dimacs":
-            return _text.dimacs(path)
+            return whole(_text.dimacs(path))
         case "matrix_market":
-            return _text.matrix_market(path)
+            return whole(_text.matrix_market(path))
         case "metis":
-            return _text.metis(path)
+            return whole(_text.metis(path))
         case "graphml":
             with _text.opened(path) as stream:
                 graph = needed("networkx", f"reading {path.name}").read_graphml(stream)
-            return _of_networkx(graph, name or "weight", weights)
+            return whole(_of_networkx(graph, name or "weight", weights))
         case "parquet":
             table = read_parquet(path)
-            _memory.check(str(path), table.count())
-            return _of_table(table, name, weights, columns)
+            _memory.check(str(path), table.count(), workers=None if share is None else share.size)
+            return _of_table(table, name, weights, columns, share is not None)
         case "csv":
             table = read_csv(path, delimiter=delimiter or ("\t" if suffix == ".tsv" else ","))
-            return _of_table(table, name, weights, columns)
+            return _of_table(table, name, weights, columns, share is not None)
     raise ValueError(
         f"format is 'edges', 'dimacs', 'matrix_market', 'metis', 'graphml', 'parquet' or 'csv', not {format!r}"
     )
@@ -289,8 +475,11 @@ def _of_network(source: Network) -> _text.Links:
     return _text.Links(named[0], named[1], weights, source.directed, source.ids, dict(source.attributes))
 
 
-def _of_table(source: Any, name: str | None, weights: bool | None, columns: tuple[str, str] | None) -> _text.Links:
-    if not isinstance(source, DataSet | Table):
+def _of_table(
+    source: Any, name: str | None, weights: bool | None, columns: tuple[str, str] | None, local: bool
+) -> _text.Links:
+    """Return the links of a table; of a DataSet those of all workers' rows, or if `local` of this one's."""
+    if not isinstance(source, DataSet) and (local or not isinstance(source, Table)):
         source = from_arrow(source)
     schema = source.schema
     for column in (*(columns or ()), *([name] if name else [])):
@@ -309,7 +498,8 @@ def _of_table(source: Any, name: str | None, weights: bool | None, columns: tupl
         raise ValueError("weights=True, but the table has no third column of numbers")
     chosen = [*names, *([name] if name else [])]
     if isinstance(source, DataSet):
-        source = source.select(*chosen).collect()
+        chosen_rows = source.select(*chosen)
+        source = chosen_rows.collect_local() if local else chosen_rows.collect()
     found = source.to_numpy()
     for column in chosen:
         if found[column].dtype == object and any(value is None for value in found[column]):

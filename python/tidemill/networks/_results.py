@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from tidemill.dataset import Table
 from tidemill.networks._network import Network
 
+if TYPE_CHECKING:
+    from tidemill.networks._distributed import AnyNetwork
+
 __all__ = ["Account", "Communities", "Components", "Cores", "Flow", "Forest", "NodeValues", "Paths", "Scores", "Search"]
+
+Result = TypeVar("Result", bound="NodeValues")
 
 
 @dataclass
@@ -40,6 +45,8 @@ class Account:
         Links between nodes of different workers.
     ghosts : int
         Nodes of other workers whose values this worker has.
+    held_bytes : int
+        Memory of the links, ids and exchanges that this worker needs for it.
     tries : dict of int to float
         With ``sync="auto"``: digits of error removed per second, for each number of local sweeps that was tried (0 is
         global).
@@ -58,28 +65,31 @@ class Account:
     gather_seconds: float = 0.0
     cut_links: int = 0
     ghosts: int = 0
+    held_bytes: int = 0
     tries: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(repr=False)
 class NodeValues:
-    """A value for each node.
+    """A value for each node; for a `DistributedNetwork`, for each of this worker's own nodes, until you `gather` it.
 
     Attributes
     ----------
-    network : Network
+    network : Network or DistributedNetwork
     values : ndarray, shape (n,)
         In the order of ``network.ids``; ``numpy.asarray(result)`` is the same.
     account : Account or None
         For a computation on several workers.
     """
 
-    network: Network
+    network: AnyNetwork
     values: NDArray[Any]
     account: Account | None = field(default=None, kw_only=True)
 
     #: The column of `to_table`.
     _column: ClassVar[str] = "value"
+    #: Fields that `gather` collects.
+    _arrays: ClassVar[tuple[str, ...]] = ("values",)
 
     def __repr__(self) -> str:
         shown = np.array2string(self.values, threshold=8, edgeitems=3, precision=6)
@@ -90,7 +100,7 @@ class NodeValues:
 
     def __getitem__(self, node: Any) -> Any:
         """Return the value of a node, by its id."""
-        return self.values[self.network.number(node)].item()
+        return self.values[self.network.number(node) - self.network.first].item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values, dtype=dtype, copy=copy)
@@ -106,9 +116,25 @@ class NodeValues:
     def to_table(self) -> Table:
         """Return a table with a column ``node``, and one for the values that is named after the result.
 
-        `tidemill.from_arrow` makes a DataSet of it. Ids that are neither integers nor strings become text.
+        `tidemill.from_arrow` makes a DataSet of it; for a distributed network, `tidemill.from_local`. Ids that are neither
+        integers nor strings become text.
         """
         return Table.from_numpy({"node": _plain(self.network.ids), self._column: self.values})
+
+    def gather(self: Result) -> Result:
+        """Return the result for all nodes, and the whole network, on each worker. Collective if the network is distributed.
+
+        Raises
+        ------
+        NetworkTooLargeError
+            On every worker, if that is more than one of them may take.
+        """
+        network = self.network
+        if isinstance(network, Network):
+            return self
+        whole = network.gather()
+        arrays: dict[str, Any] = {name: network.gathered(getattr(self, name)) for name in self._arrays}
+        return replace(self, network=whole, **arrays)
 
 
 def _plain(ids: NDArray[Any]) -> NDArray[Any]:
@@ -137,9 +163,14 @@ class Scores(NodeValues):
     _column: ClassVar[str] = "score"
 
     def top(self, count: int = 10) -> list[tuple[Any, float]]:
-        """Return the nodes with the highest scores, by id; of equal scores, the first nodes."""
+        """Return the nodes with the highest scores, by id; of equal scores, the first nodes. Collective if the network is distributed."""
         at = np.argsort(-self.values, kind="stable")[:count]
-        return list(zip(self.network.ids[at].tolist(), self.values[at].tolist(), strict=True))
+        best = list(zip(self.network.ids[at].tolist(), self.values[at].tolist(), strict=True))
+        if not isinstance(self.network, Network):
+            # The first worker has the first nodes, and the sort keeps their order.
+            every = itertools.chain.from_iterable(self.network.comm.allgather(best))
+            best = sorted(every, key=lambda one: -one[1])[:count]
+        return best
 
 
 @dataclass(repr=False)
@@ -153,6 +184,7 @@ class _Tree(NodeValues):
     """
 
     parents: NDArray[np.int64]
+    _arrays: ClassVar[tuple[str, ...]] = ("values", "parents")
 
     def path_to(self, node: Any) -> list[Any]:
         """Return the ids on a shortest path from a source to `node`.
@@ -160,8 +192,10 @@ class _Tree(NodeValues):
         Raises
         ------
         ValueError
-            If it was not reached.
+            If it was not reached, or other workers have parts of the paths: `gather` them first.
         """
+        if not isinstance(self.network, Network):
+            raise ValueError("each worker has a part of the paths: call gather() on every worker, and ask its result")
         at = self.network.number(node)
         if self.parents[at] < 0:
             raise ValueError(f"node {node!r} was not reached from the source")
@@ -200,14 +234,16 @@ class Components(NodeValues):
     ----------
     count : int
     sizes : ndarray of int64, shape (count,)
+        For a distributed network, of the components whose first node is this worker's.
     """
 
     count: int
     sizes: NDArray[np.int64]
+    _arrays: ClassVar[tuple[str, ...]] = ("values", "sizes")
     _column: ClassVar[str] = "component"
 
     @classmethod
-    def of(cls, network: Network, labels: NDArray[Any], /, **more: Any) -> Any:
+    def of(cls, network: AnyNetwork, labels: NDArray[Any], /, **more: Any) -> Any:
         """Return the result for any labels, numbered anew in the order of their first nodes."""
         nodes = np.arange(len(labels))
         if ((labels >= 0) & (labels <= nodes)).all() and (labels[labels] == labels).all():
@@ -228,11 +264,11 @@ class Components(NodeValues):
         return found
 
     def sets(self) -> list[set[Any]]:
-        """Return the ids of each component, as networkx does."""
+        """Return the ids of each component, as networkx does; for a distributed network, of those that are this worker's."""
         order = np.argsort(self.values, kind="stable")
-        ids = self.network.ids[order].tolist()
-        ends = np.concatenate([[0], np.cumsum(self.sizes)]).tolist()
-        return [set(ids[begin:end]) for begin, end in itertools.pairwise(ends)]
+        ids, values = self.network.ids[order].tolist(), self.values[order]
+        begins = np.flatnonzero(np.diff(values, prepend=-1)).tolist()
+        return [set(ids[begin:end]) for begin, end in itertools.pairwise([*begins, len(ids)])]
 
 
 @dataclass(repr=False)

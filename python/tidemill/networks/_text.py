@@ -22,7 +22,7 @@ from tidemill._tidemill import network_parse
 from tidemill.ml._threads import pool
 from tidemill.networks import _memory
 
-__all__ = ["Links", "coordinates", "dimacs", "edge_list", "matrix_market", "metis", "opened"]
+__all__ = ["Links", "Share", "coordinates", "dimacs", "edge_list", "matrix_market", "metis", "opened"]
 
 #: How much of a file is parsed at a time.
 PIECE_BYTES = 64 << 20
@@ -81,9 +81,15 @@ def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _parsed(
-    path: Path, pieces: Iterator[bytes], weighted: bool, first_line: int = 1, **options: Any
+    path: Path,
+    pieces: Iterator[bytes],
+    weighted: bool,
+    first_line: int = 1,
+    *,
+    workers: int | None = None,
+    **options: Any,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
-    """Parse lines with two numbers, and a third if `weighted`; see `network_parse`."""
+    """Parse lines with two numbers, and a third if `weighted`; see `network_parse`. With `workers`, they are a share of one of these."""
     found = []
     line, links = first_line, 0
     for piece in pieces:
@@ -93,7 +99,7 @@ def _parsed(
             raise ValueError(f"{path}: {error}") from None
         found.append((sources, targets, weights))
         line, links = line + lines, links + len(sources)
-        _memory.check(str(path), links, weighted=weighted)
+        _memory.check(str(path), links * (workers or 1), weighted=weighted, workers=workers)
     if not found:
         none = np.empty(0, np.int64)
         return none, none, np.empty(0) if weighted else None
@@ -102,42 +108,33 @@ def _parsed(
     return joined[0], joined[1], joined[2] if weighted else None
 
 
-def _parsed_together(
-    comm: Any, path: Path, weighted: bool, **options: Any
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
-    """Parse a share of the lines on each rank, those that begin in its share of the bytes, and return all. Collective.
+@dataclass
+class Share:
+    """A worker's share of a file: the lines that begin in its part of the bytes. `lines` counts those that it has read."""
 
-    Raises
-    ------
-    ValueError
-        On all ranks, with the first bad line.
-    """
-    size = path.stat().st_size
-    begin, end = (size * at // comm.size for at in (comm.rank, comm.rank + 1))
-    lines, trouble = 0, None
-    found: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None] = _parsed(path, iter(()), weighted)
+    rank: int
+    size: int
+    lines: int = 0
 
-    def counted() -> Iterator[bytes]:
-        nonlocal lines
+    def pieces(self, stream: IO[bytes], size_bytes: int) -> Iterator[bytes]:
+        """Yield pieces of whole lines."""
+        begin, end = (size_bytes * at // self.size for at in (self.rank, self.rank + 1))
         for piece in _pieces(_share_of(stream, begin, end)):
             yield piece
-            lines += piece.count(b"\n")
+            self.lines += piece.count(b"\n")
 
-    with path.open("rb") as stream:
-        try:
-            found = _parsed(path, counted(), weighted, **options)
-        except (ValueError, MemoryError) as error:
-            trouble = error
-    # An earlier share without an error was counted to its end.
-    told = comm.allgather((lines, trouble))
-    failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
-    if failed is not None:
-        before = sum(count for count, _ in told[:failed])
-        raise type(told[failed][1])(
-            re.sub(r"line (\d+)", lambda line: f"line {int(line[1]) + before}", str(told[failed][1]), count=1)
-        )
-    joined = [_all_gathered(comm, column) for column in found if column is not None]
-    return joined[0], joined[1], joined[2] if weighted else None
+    def of(self, links: Links) -> Links:
+        """Return a share of links that were read whole."""
+
+        def cut(values: NDArray[Any]) -> NDArray[Any]:
+            begin, end = (len(values) * at // self.size for at in (self.rank, self.rank + 1))
+            # A view would keep the whole.
+            found: NDArray[Any] = values[begin:end].copy()
+            return found
+
+        weights = None if links.weights is None else cut(links.weights)
+        nodes = None if links.nodes is None else cut(links.nodes)
+        return Links(cut(links.sources), cut(links.targets), weights, links.directed, nodes, links.attributes)
 
 
 def _share_of(stream: IO[bytes], begin: int, end: int) -> IO[bytes]:
@@ -164,22 +161,6 @@ class _Limited:
         return found
 
 
-def _all_gathered(comm: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values of all ranks, one after the other. Collective."""
-    # A rank may have ids that need 64 bits without a sign, and most ids fit in 32.
-    bounds = (int(values.min(initial=0)), int(values.max(initial=0))) if values.dtype.kind in "iu" else (0.0, 0.0)
-    told = comm.allgather((len(values), *bounds))
-    kind = values.dtype
-    if kind.kind in "iu":
-        least, most = min(one[1] for one in told), max(one[2] for one in told)
-        kind = np.dtype(np.uint32 if least >= 0 and most < 2**32 else np.uint64 if most >= 2**63 else np.int64)
-        if least < 0 and most >= 2**63:
-            raise ValueError("some ids are negative and others above 2⁶³: make them strings")
-    received = np.empty(sum(one[0] for one in told), kind)
-    comm.Allgatherv(np.ascontiguousarray(values, dtype=kind), [received, [one[0] for one in told]])
-    return received
-
-
 def _first_fields(text: bytes, comments: str, delimiter: str | None) -> list[bytes]:
     """Return the fields of the first line with data."""
     marks = tuple(comments.encode())
@@ -202,21 +183,28 @@ def _is_number(text: bytes) -> bool:
     return True
 
 
-def edge_list(path: Path, weights: bool | None, comments: str, delimiter: str | None, comm: Any = None) -> Links:
+def edge_list(
+    path: Path, weights: bool | None, comments: str, delimiter: str | None, share: Share | None = None
+) -> Links:
     """Read lines "source target [weight]". Ids that are not integers are strings.
 
-    Collective with a communicator: each of its ranks parses a share of the lines.
+    Of a share, lines in errors count from its beginning.
     """
     with opened(path) as stream:
         start = stream.read(1 << 20)
         fields = _first_fields(start, comments, delimiter)
         weighted = len(fields) > 2 and _is_number(fields[2]) if weights is None else weights
-        pieces = _pieces(_chained(start, stream))
+        # Where a line of a compressed file begins is known only after what is before it.
+        if is_shared := share is not None and isinstance(stream, io.BufferedReader):
+            pieces = share.pieces(stream, path.stat().st_size)
+        else:
+            pieces = _pieces(_chained(start, stream))
         if all(re.fullmatch(rb"[+-]?\d+", field) for field in fields[:2]):
-            if comm is not None and comm.size > 1 and isinstance(stream, io.BufferedReader):
-                return Links(*_parsed_together(comm, path, weighted, comments=comments, delimiter=delimiter))
-            return Links(*_parsed(path, pieces, weighted, comments=comments, delimiter=delimiter))
-        return Links(*_names(path, pieces, weighted, comments, delimiter))
+            workers = share.size if share is not None and is_shared else None
+            found = Links(*_parsed(path, pieces, weighted, workers=workers, comments=comments, delimiter=delimiter))
+        else:
+            found = Links(*_names(path, pieces, weighted, comments, delimiter))
+        return found if is_shared or share is None else share.of(found)
 
 
 def _names(

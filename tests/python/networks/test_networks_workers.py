@@ -188,7 +188,7 @@ def test_partitions() -> None:
 
 def read_together(path: str, options: dict[str, Any]) -> Any:
     try:
-        net = tm.networks.read(path, together=True, **options)
+        net = tm.networks.read(path, together=True, **options).gather()
     except ValueError as error:
         return str(error)
     return (

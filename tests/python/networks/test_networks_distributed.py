@@ -1,0 +1,343 @@
+"""Distributed networks: each worker holds a share, and results are those of the whole network, to the bit."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tidemill as tm
+from standing import run
+
+NAMES = ("scores", "components", "distances", "levels")
+
+
+def links(seed: int, n: int) -> tuple[Any, Any, Any]:
+    """Links between near nodes and some far ones, with loops, parallels, and nodes that nothing leads to or from."""
+    rng = np.random.default_rng(seed)
+    sources = rng.integers(0, n, 4 * n)
+    steps = np.where(rng.random(4 * n) < 0.9, rng.integers(0, 5, 4 * n), rng.integers(1, n, 4 * n))
+    kept = sources % 11 != 0
+    return sources[kept], ((sources + steps) % n)[kept], rng.integers(1, 9, int(kept.sum())) / 4
+
+
+def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
+    """What a network has in all, on one worker or on all."""
+    whole = net.gather()
+    return {
+        "rows": (
+            whole.offsets.tolist(),
+            whole.targets.tolist(),
+            None if whole.weights is None else whole.weights.tolist(),
+        ),
+        "ids": whole.ids.tolist(),
+        "sizes": (net.n, net.m),
+        "scores": tm.networks.pagerank(net, tol=1e-10, max_iter=500, sync=sync).gather().values.tolist(),
+        "components": tm.networks.connected_components(net).gather().values.tolist(),
+        "component sizes": tm.networks.connected_components(net).gather().sizes.tolist(),
+        "distances": tm.networks.shortest_paths(net, [source]).gather().values.tolist(),
+        "levels": tm.networks.bfs(net, source).gather().values.tolist(),
+    }
+
+
+def shared(ends: tuple[Any, ...], source: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """On a worker: pass a share of the links, and compute."""
+    job = tm.init()
+    m = len(ends[0])
+    share = slice(m * job.rank // job.size, m * (job.rank + 1) // job.size)
+    net = tm.networks.read(tuple(side[share] for side in ends), together=True, **options)
+    assert len(net.ids) == net.own == len(net.offsets) - 1
+    assert len(net.sources) == len(net.targets) == net.offsets[-1]
+    return whole_results(net, source, None)
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("duplicates", ["first", "sum", "max", "keep"])
+def test_results_are_those_of_the_whole_network(directed: bool, duplicates: Any) -> None:
+    """A link at a wrong owner, in another order, or with a wrong ghost changes some of them."""
+    ends = links(3, 200)
+    for kept in (3, 2):
+        options = {"directed": directed, "duplicates": duplicates, "nodes": 205}
+        expected = whole_results(tm.networks.read(ends[:kept], **options), 3, "global")
+        for workers in (1, 2, 3):
+            for found in run(shared, ends[:kept], 3, options, workers=workers):
+                for name, value in expected.items():
+                    assert found[name] == value, (workers, kept, name)
+
+
+@pytest.mark.parametrize("ids", ["sparse", "large", "text"])
+def test_ids_are_mapped(ids: str) -> None:
+    """Ids that are not the numbers of nodes, of any type that can be sorted."""
+    sources, targets, _ = links(5, 60)
+    if ids == "sparse":
+        names = np.arange(60) ** 5 - 10**6
+    elif ids == "large":
+        names = np.arange(60, dtype=np.uint64) * np.uint64(2**58) + np.uint64(7)
+        assert int(names.max()) > 2**63
+    else:
+        names = np.array([f"n{at * at:05d}" if at % 2 else f"node {at:03d}" for at in range(60)])
+    ends = names[sources], names[targets]
+    source = names[3].item()
+    net = tm.networks.read(ends, directed=False)
+    expected = whole_results(net, source, "global")
+    for workers in (1, 3):
+        for found in run(shared, ends, source, {"directed": False}, workers=workers):
+            assert found == expected
+
+
+def synchronized(ends: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    job = tm.init()
+    m = len(ends[0])
+    share = slice(m * job.rank // job.size, m * (job.rank + 1) // job.size)
+    net = tm.networks.read(tuple(side[share] for side in ends), directed=False, together=True)
+    paths = tm.networks.shortest_paths(net, [3], **options)
+    components = tm.networks.connected_components(net, **options)
+    if options["sync"] == "partial":
+        options = {**options, "host_rounds": 2}
+    scores = tm.networks.pagerank(net, tol=1e-13, max_iter=2000, personalization={3: 1, 7: 2}, **options)
+    return scores.gather().values, (paths.gather().values.tolist(), components.gather().values.tolist())
+
+
+@pytest.mark.parametrize("sync", ["global", "partial", "auto", "async"])
+def test_all_kinds_of_synchronization(sync: str) -> None:
+    ends = links(7, 150)
+    net = tm.networks.read(ends, directed=False)
+    alone = tm.networks.pagerank(net, tol=1e-13, max_iter=2000, personalization={3: 1, 7: 2})
+    lengths = tm.networks.shortest_paths(net, [3]).values.tolist()
+    components = tm.networks.connected_components(net).values.tolist()
+    for scores, others in run(synchronized, ends, {"sync": sync}, workers=3):
+        # The changes of all scores add up to n * tol; what is left to change is about six times that.
+        np.testing.assert_allclose(scores, alone.values, atol=1e-10)
+        assert others == (lengths, components)
+
+
+def held(scale: int) -> dict[str, Any]:
+    net = tm.networks.kronecker(scale, together=True)
+    before = net.nbytes
+    scores = tm.networks.pagerank(net, tol=1e-4)
+    account = scores.account
+    assert account is not None
+    return {
+        "network": before,
+        "pagerank": account.held_bytes,
+        "links": len(net.targets),
+        "largest": len(scores.values),
+        "top": scores.top(5),
+        "m": net.m,
+    }
+
+
+def test_each_worker_holds_a_share() -> None:
+    """The links of each worker, and the bytes that it holds, fall with the number of workers; only ghosts come on top."""
+    scale = 15
+    whole = tm.networks.kronecker(scale)
+    scores = tm.networks.pagerank(whole, tol=1e-4, sync="global")
+    (alone,) = run(held, scale, workers=1)
+    # The links, once by their source, and for PageRank once more by their target.
+    assert alone["network"] == pytest.approx(whole.m * 4 + whole.n * 8, rel=0.01)
+    for workers in (2, 4):
+        every = run(held, scale, workers=workers)
+        assert sum(one["links"] for one in every) == whole.m
+        for one in every:
+            assert one["m"] == whole.m and one["top"] == scores.top(5)
+            assert one["largest"] == whole.n // workers
+            # At most a ghost of 4 bytes for each node of the others, and on the boundary 20 more.
+            assert one["network"] < 1.1 * alone["network"] / workers + 4 * whole.n
+            assert one["pagerank"] < 1.1 * alone["pagerank"] / workers + 40 * whole.n
+
+
+def generated(kind: str, options: dict[str, Any]) -> Any:
+    net = tm.networks.kronecker(9, together=True, **options)
+    if kind == "uniform":
+        net = tm.networks.uniform(500, 2_100_000, together=True, **options)
+    whole = net.gather()
+    return whole.offsets.tolist(), whole.targets.tolist()
+
+
+def test_generated_links_are_the_same_on_any_number_of_workers() -> None:
+    for options in ({}, {"directed": False}, {"seed": 5, "self_loops": "keep"}):
+        net = tm.networks.kronecker(9, **options)  # type: ignore[arg-type]
+        for workers in (1, 3):
+            for found in run(generated, "kronecker", options, workers=workers):
+                assert found == (net.offsets.tolist(), net.targets.tolist())
+    # More than two blocks of links, most of them duplicates.
+    net = tm.networks.uniform(500, 2_100_000)
+    assert net.m > 0.99 * 500 * 499
+    for found in run(generated, "uniform", {}, workers=3):
+        assert found == (net.offsets.tolist(), net.targets.tolist())
+
+
+def test_kronecker_networks_have_hubs_and_uniform_ones_do_not() -> None:
+    kronecker, uniform = tm.networks.kronecker(12), tm.networks.uniform(4096, 65536)
+    assert np.diff(kronecker.offsets).max() > 50 * kronecker.m / kronecker.n
+    assert np.diff(uniform.offsets).max() < 4 * uniform.m / uniform.n
+    assert kronecker.n == uniform.n == 4096
+    # The scrambled numbers of nodes say nothing of their degrees: halves have about the same.
+    half = int(kronecker.offsets[2048]) / kronecker.m
+    assert 0.3 < half < 0.7
+    for wrong in ({"scale": 32}, {"scale": -1}, {"scale": 3, "seed": -1}, {"scale": 3, "quadrants": (0.6, 0.6, 0.1)}):
+        with pytest.raises(ValueError):
+            tm.networks.kronecker(**wrong)  # type: ignore[arg-type]
+
+
+def other_files(folder: str) -> list[Any]:
+    found = []
+    for name in ("links.txt.gz", "links.csv", "links.gr", "names.txt"):
+        net = tm.networks.read(f"{folder}/{name}", together=True)
+        found.append((net.own < net.n, whole_results(net, net.gather().ids.tolist()[0], None)))
+    data = tm.from_dict({"a": ["x", "y", "z", "x"], "b": ["y", "z", "x", "z"]})
+    found.append((True, whole_results(tm.networks.read(data, together=True), "x", None)))
+    return found
+
+
+def test_files_of_all_kinds(tmp_path: Path) -> None:
+    sources, targets, weights = links(2, 40)
+    rows = [f"{a} {b} {c}" for a, b, c in zip(sources, targets, weights, strict=True)]
+    with gzip.open(tmp_path / "links.txt.gz", "wt") as file:
+        file.write("\n".join(rows))
+    (tmp_path / "links.csv").write_text("from,to,weight\n" + "\n".join(row.replace(" ", ",") for row in rows) + "\n")
+    arcs = [f"a {a + 1} {b + 1} {c}" for a, b, c in zip(sources, targets, weights, strict=True)]
+    (tmp_path / "links.gr").write_text("\n".join([f"p sp 41 {len(arcs)}", *arcs]))
+    (tmp_path / "names.txt").write_text(
+        "\n".join(f"{chr(97 + a % 26)}{a} {chr(97 + b % 26)}{b}" for a, b, *_ in zip(sources, targets, strict=True))
+    )
+    expected = []
+    for name in ("links.txt.gz", "links.csv", "links.gr", "names.txt"):
+        net = tm.networks.read(tmp_path / name)
+        expected.append(whole_results(net, net.ids.tolist()[0], "global"))
+    for found in run(other_files, str(tmp_path), workers=2):
+        assert [one for is_share, one in found[:4]] == expected
+        assert all(is_share for is_share, _ in found)
+        assert found[4][1]["ids"] == ["x", "y", "z"]
+
+
+def failing(case: str) -> str:
+    """On a worker: what is wrong on one worker is an error on all."""
+    rank = tm.init().rank
+    options: dict[str, Any] = {"together": True}
+    ends: list[Any] = [np.array([0, 1, 2]), np.array([1, 2, 0])]
+    if case == "nan" and rank == 1:
+        ends.append(np.array([1, np.nan, 1]))
+    elif case == "nan":
+        ends.append(np.ones(3))
+    elif case == "types" and rank == 1:
+        ends = [["a"], ["b"]]
+    elif case == "floats" and rank == 1:
+        ends = [np.array([0.5]), np.array([1.5])]
+    elif case == "lengths" and rank == 1:
+        ends[1] = ends[1][:2]
+    elif case == "loops":
+        ends[1][rank] = ends[0][rank]
+        options["self_loops"] = "raise"
+    elif case == "negative":
+        ends = [[0, 1], [1, 2], [1.0, -1.0 if rank == 1 else 1.0]]
+        options["duplicates"] = "keep"
+    elif case == "coordinates":
+        options["coordinates"] = np.zeros((3, 2))
+    try:
+        net = tm.networks.read(tuple(ends), **options)
+        if case == "node":
+            tm.networks.bfs(net, 77)
+        elif case == "method":
+            tm.networks.pagerank(net, method="hash")
+        elif case == "start":
+            tm.networks.pagerank(net, start=np.full(net.own, -1.0 if rank == 1 else 1.0))
+        elif case == "path":
+            tm.networks.bfs(net, 0).path_to(0)
+        elif case == "negative":
+            tm.networks.shortest_paths(net, 0)
+    except (ValueError, KeyError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("nan", "on rank 1, link 1 from 1 to 2 has weight NaN"),
+        ("types", "some ids are integers and others text"),
+        ("floats", "on rank 1, ids are of type float64"),
+        ("lengths", "on rank 1, sources and targets"),
+        ("loops", "on rank 0, link 0 leads from 0 to itself"),
+        ("negative", "from 1 to 2 has weight -1"),
+        ("coordinates", "no coordinates"),
+        ("node", "no node 77"),
+        ("method", "dealt when it was read"),
+        ("start", "start is numbers that are finite, not negative"),
+        ("path", "call gather"),
+    ],
+)
+def test_errors_are_on_every_worker(case: str, words: str) -> None:
+    assert [words in message for message in run(failing, case, workers=2)] == [True, True]
+
+
+def refused(path: str) -> list[str]:
+    found = []
+    for work in (
+        lambda: tm.networks.read(path, together=True),
+        lambda: tm.networks.read(path, together=True),
+        lambda: tm.networks.kronecker(20, together=True),
+        lambda: tm.networks.uniform(10, 10, together=True).m,
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            # Only one worker has too little.
+            patch.setenv("TIDEMILL_MEMORY", "50MiB" if tm.init().rank == len(found) % 2 else "4GiB")
+            try:
+                found.append(str(work()))
+            except tm.networks.NetworkTooLargeError as error:
+                found.append(str(error))
+    return found
+
+
+def test_memory_is_stated_and_within_the_budget(tmp_path: Path) -> None:
+    path = tmp_path / "links.txt"
+    path.write_bytes(b"1000001 1000002\n" * 6_000_000)
+    one, four = tm.networks.estimate(path, workers=1), tm.networks.estimate(path, workers=4)
+    assert one.links == four.links and one.peak_bytes == pytest.approx(4 * four.peak_bytes, rel=0.01)
+    for found in run(refused, str(path), workers=2):
+        assert all("but this worker may take 50 MiB" in message for message in found[:3])
+        assert "shared by 2 workers" in found[0] and "use more workers" in found[0]
+        assert found[3] == "10" or int(found[3]) <= 10
+
+
+def small(n: int) -> list[Any]:
+    """On a worker: fewer nodes than workers."""
+    rank = tm.init().rank
+    ends = ([0], [n - 1]) if n > 1 and rank == 1 else ([], [])
+    net = tm.networks.read(ends, nodes=n, together=True)
+    assert tm.networks.core_numbers(net).values.shape == (n,)
+    return [
+        tm.networks.pagerank(net).gather().values.tolist(),
+        tm.networks.connected_components(net).count,
+        tm.networks.shortest_paths(net, [0]).gather().values.tolist() if n else None,
+    ]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_workers_may_have_no_nodes(n: int) -> None:
+    found = run(small, n, workers=3)
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == min(n, 1)
+
+
+def used(path: str) -> Any:
+    """On a worker: what you do with results without gathering them."""
+    net = tm.networks.read(path, directed=False, together=True)
+    components = tm.networks.connected_components(net)
+    table = tm.from_local(components.to_table()).group_by("component").agg(tm.col("node").count().alias("nodes"))
+    own = net.ids.tolist()
+    assert list(components.to_dict()) == own
+    assert all(components[node] == value for node, value in components.items())
+    triangles = tm.networks.triangles(net)
+    assert triangles.network is net.gather() and len(triangles) == net.n
+    return components.count, sorted(row["nodes"] for row in table.collect().to_pylist()), int(components.sizes.sum())
+
+
+def test_results_stay_where_nodes_are(tmp_path: Path) -> None:
+    path = tmp_path / "links.txt"
+    path.write_text("\n".join(f"{at} {at + 1}" for at in range(1, 40) if at % 8))
+    found = run(used, str(path), workers=2)
+    assert found[0][:2] == found[1][:2] == (5, [8, 8, 8, 8, 8])
+    assert found[0][2] + found[1][2] == 40
