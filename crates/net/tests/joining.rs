@@ -148,7 +148,7 @@ fn rank_0_is_connected_to_workers_with_children_when_the_last_joins() {
         job.start(0..size - 1);
         let kept = job.kept();
         assert!(kept < size as usize / 2);
-        job.await_connections(kept);
+        job.await_settled(kept);
         job.start([size - 1]);
         let controls = job.finish();
         assert_eq!(controls[0].links_at_join(), kept + 1, "of {size} workers");
@@ -247,4 +247,60 @@ fn the_end_of_rank_0_while_workers_join_reaches_all() {
     let texts = job.errors();
     assert_eq!(texts.len(), 5);
     assert!(texts.iter().all(|text| text.contains("interrupted")), "{texts:?}");
+}
+
+/// Rank 0 has welcomed all, but one of them ends before it reads that: whoever is connected through it must not wait for
+/// it, nor name another. Ranks 3 and 4 are leaves below 2, which is below 1; 14 is elsewhere.
+#[test]
+fn a_worker_that_ends_just_as_all_have_joined_is_named_on_all_others() {
+    let ends = |victim: u32| {
+        let job = Joining::new(15, 2);
+        let [is_stopped, is_killed, stops, all_joined] = [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
+        let wait_for = |flag: &AtomicBool, patience: Duration| {
+            let start = Instant::now();
+            while !flag.load(Ordering::Relaxed) && start.elapsed() < patience {
+                thread::sleep(Duration::from_millis(1));
+            }
+            flag.load(Ordering::Relaxed)
+        };
+        // Stops in the middle of joining, like a process that is stopped, and is killed then.
+        let (at_check, killed, stop) = (Arc::clone(&is_stopped), Arc::clone(&is_killed), Arc::clone(&stops));
+        let check = move || {
+            while stop.load(Ordering::Relaxed) && !killed.load(Ordering::Relaxed) {
+                at_check.store(true, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(1));
+            }
+            killed.load(Ordering::Relaxed)
+        };
+        let config = job.config(victim);
+        let victim_thread = thread::spawn(move || drop(interruptible(Rc::new(check), || join(config))));
+        let survivor = |config: JoinConfig| {
+            let joined = (config.rank == Rank(0)).then(|| Arc::clone(&all_joined));
+            thread::spawn(move || {
+                let mut control = join(config).map_err(|error| error.to_string())?;
+                joined.inspect(|joined| joined.store(true, Ordering::Relaxed));
+                control.allgather(b"x").map(drop).map_err(|error| error.to_string())
+            })
+        };
+        let early = (0..14).filter(|&rank| rank != victim);
+        let mut survivors: Vec<_> = early.map(|rank| survivor(job.config(rank))).collect();
+        // The inner workers other than 0.
+        job.await_settled(6);
+        stops.store(true, Ordering::Relaxed);
+        assert!(wait_for(&is_stopped, PATIENCE), "rank {victim} does not wait");
+        survivors.push(survivor(job.config(14)));
+        // On a very busy machine it may have been stopped before it was in its place: it joins then, and ends afterwards.
+        if wait_for(&all_joined, Duration::from_secs(5)) {
+            is_killed.store(true, Ordering::Relaxed);
+        }
+        stops.store(false, Ordering::Relaxed);
+        victim_thread.join().unwrap();
+        let named = format!("worker {victim} was lost");
+        for survivor in survivors {
+            let text = survivor.join().unwrap().expect_err("the job started without a worker");
+            assert!(text.contains(&named), "{text}");
+        }
+    };
+    let threads = [1, 2, 3].map(|victim| thread::spawn(move || ends(victim)));
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

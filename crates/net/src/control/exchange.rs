@@ -17,6 +17,9 @@ use crate::threads::poll_until;
 /// How long the others wait for rank 0's verdict after its deadline.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a worker that ends waits for those that it has told why.
+const DISMISSAL_PATIENCE: Duration = Duration::from_secs(1);
+
 /// A worker's part of an exchange may always have this length, however many workers there are.
 const PART_BYTES_MIN: usize = 16 << 10;
 
@@ -57,8 +60,11 @@ pub(super) fn allgather(
             ControlError::Failed { reason } => (ControlKind::Failed, Rank(0), reason.clone()),
             other => (ControlKind::Failed, Rank(0), other.to_string()),
         };
-        tell(&mut exchange.place.children, kind, rank, text.as_bytes());
+        let TreeLinks { children, others, .. } = &mut *exchange.place;
+        dismiss(children.iter_mut().chain(others), kind, rank, text.as_bytes());
     }
+    // Everybody has got rank 0's welcome and sends nothing more by these.
+    place.others.clear();
     outcome
 }
 
@@ -271,6 +277,37 @@ pub(crate) fn tell(links: &mut [ControlLink], kind: ControlKind, rank: Rank, pay
         link.queue(kind, rank, payload);
     }
     flush_all(links, Instant::now() + Duration::from_secs(1));
+}
+
+/// Tells every worker bad news before this one closes the links to them: waits until they have hung up, for a second at
+/// most. Closing a link with unread messages would discard what it has not sent.
+pub(crate) fn dismiss<'a>(
+    links: impl IntoIterator<Item = &'a mut ControlLink>,
+    kind: ControlKind,
+    rank: Rank,
+    payload: &[u8],
+) {
+    let until = Instant::now() + DISMISSAL_PATIENCE;
+    let mut told: Vec<&mut ControlLink> = links.into_iter().collect();
+    told.iter_mut().for_each(|link| link.queue(kind, rank, payload));
+    loop {
+        told.retain_mut(|link| link.flush().is_ok() && !has_ended(link));
+        let mut fds: Vec<PollFd<'_>> = told.iter().map(|link| PollFd::new(&**link, link.interest())).collect();
+        if fds.is_empty() || !poll_until(&mut fds, until).unwrap_or(false) {
+            return;
+        }
+    }
+}
+
+/// Discards what has arrived. Returns whether the link has ended.
+pub(crate) fn has_ended(link: &mut ControlLink) -> bool {
+    loop {
+        match link.receive() {
+            Ok(Some(_)) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
 }
 
 /// Sends everything queued; links that break or stay full until `deadline` are left as they are.

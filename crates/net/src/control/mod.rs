@@ -187,6 +187,9 @@ pub(crate) struct TreeLinks {
     pub(crate) up: Option<ControlLink>,
     /// The links to its children, by rank.
     pub(crate) children: Vec<ControlLink>,
+    /// On rank 0, until the first exchange: the links by which it has welcomed others. If it closed one while a message
+    /// of such a worker was on its way, the welcome could be lost.
+    pub(crate) others: Vec<ControlLink>,
     pub(crate) return_way: ReturnWay,
     /// Addresses at which others have reached this worker, or from which it has reached them.
     pub(crate) addresses: Vec<IpAddr>,

@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::event::PollFlags;
 use rustix::net::sockopt;
 
 use crate::Rank;
@@ -217,6 +218,11 @@ impl ControlLink {
     /// Bytes queued that the kernel has not taken yet.
     pub(crate) fn backlog(&self) -> usize {
         self.outbox.len() - self.sent
+    }
+
+    /// What to poll it for.
+    pub(crate) fn interest(&self) -> PollFlags {
+        if self.backlog() == 0 { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
     }
 
     /// Queues a message for `flush` to send.

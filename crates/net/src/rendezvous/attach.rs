@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{JoinConfig, JoinError, VERDICT_PATIENCE, resolve};
 use crate::Rank;
-use crate::control::exchange::{await_word, flush_all, tell};
+use crate::control::exchange::{await_word, dismiss, flush_all, tell};
 use crate::control::tree::ControlTree;
 use crate::control::wire::{ControlKind, ControlLink, ControlMessage};
 use crate::control::{ControlError, ReturnWay, TreeLinks};
@@ -333,7 +333,7 @@ impl<'a> Arrival<'a> {
             ParentLink::Known(link) => links.push(link),
             ParentLink::Unknown | ParentLink::Ended(_) => {}
         }
-        let mut fds: Vec<PollFd<'_>> = links.into_iter().map(|link| PollFd::new(link, interest(link))).collect();
+        let mut fds: Vec<PollFd<'_>> = links.into_iter().map(|link| PollFd::new(link, link.interest())).collect();
         let before_dial = fds.len();
         fds.extend(dialing);
         let before_gate = fds.len();
@@ -570,19 +570,17 @@ impl<'a> Arrival<'a> {
         Ok(())
     }
 
-    /// Tells leaves that are not connected to rank 0 any more why the job does not start; all children if rank 0 has
-    /// said that all are in their places. If this worker ends for a reason of its own, leaves join again, and rank 0
-    /// waits for its successor.
+    /// Tells those that have called this worker why the job does not start: leaves may not be connected to rank 0 any
+    /// more, and others may be in their places already, where they would take this worker for lost. If it ends for a
+    /// reason of its own, leaves join again, and rank 0 waits for its successor.
     fn pass_on(&mut self, error: &JoinError) {
         if !matches!(error, JoinError::Disagreement(_) | JoinError::Control(ControlError::Lost { .. })) {
             return;
         }
         let (kind, rank, reason) = bad_news(error);
-        let children = self.tree.children(self.config.rank).zip(&mut self.children);
-        let untold = children.filter(|(rank, _)| self.welcomed || self.tree.is_leaf(*rank));
-        let mut links: Vec<ControlLink> =
-            untold.filter_map(|(_, child)| child.take()).map(|child| child.link).collect();
-        tell(&mut links, kind, rank, reason.as_bytes());
+        let children = self.children.iter_mut().flatten().map(|child| &mut child.link);
+        let untold = children.chain(self.greeting.iter_mut().map(|(_, link)| link));
+        dismiss(untold, kind, rank, reason.as_bytes());
     }
 
     /// This worker's place, once all are in theirs. Tells the leaves that are not connected to rank 0 any more.
@@ -610,7 +608,7 @@ impl<'a> Arrival<'a> {
         } else {
             ReturnWay::Root { address: self.root_address, key: self.key.clone() }
         };
-        TreeLinks { tree: self.tree, up, children, return_way, addresses, links_at_join: 0 }
+        TreeLinks { tree: self.tree, up, children, others: Vec::new(), return_way, addresses, links_at_join: 0 }
     }
 }
 
@@ -624,11 +622,6 @@ fn listen(
     let purpose = ConnectionPurpose::Child;
     let acceptor = ConnectionAcceptor::new(listener.socket, key.clone(), purpose, config.rank, config.size)?;
     Ok((acceptor, reached_at))
-}
-
-/// What to poll a link for.
-pub(super) fn interest(link: &ControlLink) -> PollFlags {
-    if link.backlog() == 0 { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
 }
 
 /// The error that a message from `from` announces, or is.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::attach::{ATTACH_TIMEOUT, bad_news, interest, local_address};
+use super::attach::{ATTACH_TIMEOUT, bad_news, local_address};
 use super::ledger::{JoinAction, JoinAnswer, JoinLedger};
 use super::{JoinConfig, JoinError, VERDICT_PATIENCE, descriptors, resolve};
+use crate::control::exchange::has_ended;
 use crate::control::tree::ControlTree;
 use crate::control::wire::{ControlKind, ControlLink};
 use crate::control::{ControlError, ReturnWay, TreeLinks, exchange};
@@ -56,7 +57,7 @@ fn admit_all(
         refused: BTreeMap::new(),
         addresses: BTreeSet::new(),
         links_at_join: 0,
-        ended: None,
+        ended: Vec::new(),
     };
     match admission.run(deadline) {
         Ok(()) => Ok(admission.finish(tree, deadline)),
@@ -82,28 +83,25 @@ struct Admission<'a> {
     addresses: BTreeSet<IpAddr>,
     /// How many links there were when the last worker joined.
     links_at_join: usize,
-    /// The first worker that has ended since all had joined, and how that was noticed.
-    ended: Option<(Rank, String)>,
+    /// Who has ended and has not come again, in order, and how that was noticed.
+    ended: Vec<(Rank, String)>,
 }
 
 impl Admission<'_> {
-    fn run(&mut self, deadline: Instant) -> Result<(), JoinError> {
+    fn run(&mut self, mut deadline: Instant) -> Result<(), JoinError> {
+        // The others give up a little later.
+        let deadline_max = deadline + ATTACH_TIMEOUT + VERDICT_PATIENCE;
+        let mut were_all_here = false;
         // When those that have all joined must be in their places.
         let mut placed_until: Option<Instant> = None;
         while !self.ledger.is_complete() {
             if self.ledger.is_full() && placed_until.is_none() {
                 self.links_at_join = self.links.len();
-                self.ended = None;
-                placed_until = Some(Instant::now() + ATTACH_TIMEOUT + VERDICT_PATIENCE);
-            } else if !self.ledger.is_full() {
-                let were_all_here = placed_until.take().is_some();
-                // Nobody waits for its successor any more.
-                if were_all_here
-                    && Instant::now() >= deadline
-                    && let Some((rank, reason)) = self.ended.take()
-                {
-                    return Err(ControlError::Lost { rank, reason }.into());
-                }
+                were_all_here = true;
+                placed_until = Some(deadline_max.min(Instant::now() + ATTACH_TIMEOUT + VERDICT_PATIENCE));
+            } else if !self.ledger.is_full() && placed_until.take().is_some() {
+                // Leaves that were connected through a worker that has ended call again, and are not to be named.
+                deadline = deadline.max(deadline_max.min(Instant::now() + VERDICT_PATIENCE));
             }
             let until = placed_until.unwrap_or(deadline);
             let ready = self.wait(until)?;
@@ -126,6 +124,9 @@ impl Admission<'_> {
             }
             let waited_s = self.config.timeout.as_secs();
             if !self.ledger.is_full() && now >= deadline {
+                if were_all_here && let Some((rank, reason)) = self.ended.first().cloned() {
+                    return Err(ControlError::Lost { rank, reason }.into());
+                }
                 return Err(JoinError::Missing { missing: self.ledger.absent(), waited_s, hint: self.gate.refusals() });
             }
             if placed_until.is_some_and(|until| now >= until) && self.ledger.is_full() {
@@ -146,7 +147,7 @@ impl Admission<'_> {
         self.gate.interest(&mut fds);
         let gate_len = self.gate.interest_len();
         let linked = self.links.values().chain(self.doubted.values());
-        fds.extend(linked.map(|link| PollFd::new(link, interest(link))));
+        fds.extend(linked.map(|link| PollFd::new(link, link.interest())));
         poll_until(&mut fds, self.gate.next_deadline().map_or(until, |at| at.min(until)))?;
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         let (gate, linked) = ready.split_at(gate_len);
@@ -176,7 +177,7 @@ impl Admission<'_> {
                 Err(reason) => {
                     notice!(self.config.rank, "rank {rank} exited before the job started: {reason}");
                     self.links.remove(&rank);
-                    self.ended.get_or_insert((rank, reason));
+                    self.ended.push((rank, reason));
                     self.ledger.closed(rank, &mut actions);
                     self.act(&mut actions);
                 }
@@ -197,8 +198,7 @@ impl Admission<'_> {
         let answer = self.ledger.called(rank, met.call.size, peer, &mut actions);
         match answer {
             Ok(JoinAnswer::Admitted) => {
-                self.addresses.extend(local_address(&link));
-                self.links.insert(rank, link);
+                self.link_up(rank, link);
                 if self.links.len() > self.links_max {
                     self.ledger.send_away(&mut actions);
                 }
@@ -214,6 +214,12 @@ impl Admission<'_> {
         Ok(())
     }
 
+    fn link_up(&mut self, rank: Rank, link: ControlLink) {
+        self.addresses.extend(local_address(&link));
+        self.links.insert(rank, link);
+        self.ended.retain(|(ended, _)| *ended != rank);
+    }
+
     fn act(&mut self, actions: &mut Vec<JoinAction>) {
         for action in actions.drain(..) {
             match action {
@@ -226,13 +232,12 @@ impl Admission<'_> {
                 JoinAction::Close { rank } => drop(self.links.remove(&rank)),
                 JoinAction::Admit { rank } => {
                     if let Some(link) = self.doubted.remove(&rank) {
-                        self.addresses.extend(local_address(&link));
-                        self.links.insert(rank, link);
+                        self.link_up(rank, link);
                     }
                 }
                 JoinAction::Ended { rank } => {
                     notice!(self.config.rank, "rank {rank} exited before the job started: its process ended");
-                    self.ended.get_or_insert_with(|| (rank, "its process ended".into()));
+                    self.ended.push((rank, "its process ended".into()));
                 }
             }
         }
@@ -244,7 +249,9 @@ impl Admission<'_> {
         let (ranks, mut present): (Vec<Rank>, Vec<ControlLink>) = links.into_iter().unzip();
         present.iter_mut().for_each(|link| link.queue(ControlKind::Welcome, Rank(0), &[]));
         exchange::flush_all(&mut present, deadline.max(Instant::now() + VERDICT_PATIENCE));
-        let of_children = ranks.into_iter().zip(present).filter(|(rank, _)| tree.parent(*rank) == Some(Rank(0)));
+        let of_all = ranks.into_iter().zip(present);
+        let (of_children, of_others): (Vec<_>, Vec<_>) =
+            of_all.partition(|(rank, _)| tree.parent(*rank) == Some(Rank(0)));
         let return_way = if tree.is_star() {
             ReturnWay::None
         } else {
@@ -255,7 +262,8 @@ impl Admission<'_> {
         TreeLinks {
             tree,
             up: None,
-            children: of_children.map(|(_, link)| link).collect(),
+            children: of_children.into_iter().map(|(_, link)| link).collect(),
+            others: of_others.into_iter().map(|(_, link)| link).collect(),
             return_way,
             addresses: addresses.into_iter().collect(),
             links_at_join,
@@ -303,17 +311,6 @@ struct Ready {
     gate: Vec<PollFlags>,
     links: Vec<Rank>,
     doubted: Vec<Rank>,
-}
-
-/// Discards what has arrived; whether the link has ended.
-fn has_ended(link: &mut ControlLink) -> bool {
-    loop {
-        match link.receive() {
-            Ok(Some(_)) => {}
-            Ok(None) => return false,
-            Err(_) => return true,
-        }
-    }
 }
 
 /// Rank 0's listening socket at `root`; a name that is not this host's has its own error.
