@@ -90,6 +90,46 @@ def test_a_program_runs_on_two_hosts(tmp_path: Path, hosts: Cluster) -> None:
     assert [row["reason"].partition(";")[0] for row in rows[1:]] == ["same host", "on another host", "on another host"]
 
 
+def test_hosts_exchange_scores_among_their_workers(tmp_path: Path, hosts: Cluster) -> None:
+    """PageRank with `host_rounds`: more exchanges within hosts, fewer between them, and fewer bytes on the wire between hosts."""
+    program = """
+        import numpy as np
+        import tidemill as tm
+
+        comm = tm.init().comm
+
+        def sent():
+            # By this host's interfaces, besides the loopback.
+            lines = open("/proc/net/dev").read().splitlines()[2:]
+            return sum(int(line.split(":")[1].split()[8]) for line in lines if line.split(":")[0].strip() != "lo")
+
+        # Most links are short, so that most of what a part lacks is on the same host.
+        n = 20_000
+        dice = np.random.default_rng(5)
+        sources = dice.integers(0, n, 6 * n)
+        targets = (sources + np.rint(dice.standard_cauchy(6 * n) * 40).astype(np.int64)) % n
+        net = tm.networks.read((sources, targets), directed=False, nodes=n)
+        alone = tm.networks.pagerank(net, tol=1e-12, max_iter=2000).values
+        told = []
+        for host_rounds in (1, 4):
+            comm.barrier()
+            before = sent()
+            options = {"sync": "partial", "local_sweeps": 1, "method": "blocks", "tol": 1e-12, "max_iter": 2000}
+            found = tm.networks.pagerank(net, host_rounds=host_rounds, **options)
+            comm.barrier()
+            np.testing.assert_allclose(found.values, alone, atol=1e-10)
+            account = found.account
+            told.append([account.rounds, account.host_rounds, sent() - before])
+        print(told)
+    """
+    with job(tmp_path, hosts, program, TIDEMILL_SECRET="") as running:
+        outputs = [json.loads(out) for out in running.succeed()]
+    for (rounds, host_rounds, sent), (fewer, more_within, less) in outputs:
+        # The first round has no sweeps.
+        assert host_rounds == 0 and more_within == 3 * (fewer - 1)
+        assert fewer < 0.8 * rounds and less < 0.9 * sent, outputs
+
+
 def test_sources_run_where_their_files_are(tmp_path: Path, hosts: Cluster) -> None:
     """Each host has its own files under the same names: a copy that reads on the other host gets the wrong rows."""
     data = tmp_path / "data"
