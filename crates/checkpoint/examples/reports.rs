@@ -24,6 +24,7 @@ fn coordinate(copies: u32, tasks: u32, reports: impl Iterator<Item = CopyReport>
         copies,
         route: None,
         why_not_movable: None,
+        why_splits_stay: None,
         schema: None,
     };
     let hour = Duration::from_secs(3600);

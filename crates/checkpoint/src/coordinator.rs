@@ -14,6 +14,9 @@
 //! barrier waits until all copies of the tasks involved have reported their move. So what the old owner saved of a
 //! bucket is known before what the new one saves. If this exceeds the timeout of a checkpoint, there is a warning,
 //! because no checkpoints are made meanwhile.
+//!
+//! Splits of sources move in the same way. Here only the copies that lose or gain some report. The checkpoint at which
+//! they move has them with their old owners, the next one, which follows at once, with the new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +26,7 @@ use tidemill_batch::route_map::RouteMap;
 
 use crate::manifest::{CopyReport, Manifest, PartEntry, PartKey, ReportBody, TaskState};
 use crate::marks::{Barrier, BarrierControl};
-use crate::rebalance::{MoveReport, Rebalance};
+use crate::rebalance::{MoveReport, Rebalance, SplitMoves};
 use crate::schema::StateSchema;
 
 /// What a copy has saved.
@@ -109,6 +112,8 @@ pub struct CoordinatedTask {
     pub route: Option<Arc<RouteMap>>,
     /// Why its buckets cannot move, if they cannot.
     pub why_not_movable: Option<String>,
+    /// Why its splits cannot move, if they cannot; every task but a source has a reason.
+    pub why_splits_stay: Option<String>,
     /// The schema of its state, if it has declared one.
     pub schema: Option<StateSchema>,
 }
@@ -149,11 +154,13 @@ struct PendingCheckpoint {
 }
 
 /// A rebalance in progress.
-struct BucketMove {
+struct MoveInProgress {
     id: u64,
     /// By task, the number of buckets with a new owner.
     buckets: BTreeMap<u32, u32>,
-    /// Copies that have yet to report that they received the buckets they gain.
+    /// Sources whose splits move.
+    sources: BTreeSet<u32>,
+    /// Copies that have yet to report that they received the buckets or splits that they gain.
     missing: BTreeSet<(u32, u32)>,
     moved: MoveReport,
     /// Tasks that the barrier has reached: either all copies of a task get it, or none.
@@ -187,7 +194,7 @@ pub struct Coordinator {
     /// the next epoch.
     ended_behind: Vec<((u32, u32), CopyParts)>,
     storing: Option<(u64, bool)>,
-    moving: Option<BucketMove>,
+    moving: Option<MoveInProgress>,
     /// A warning was given that the current barrier, which moves buckets, blocks others.
     told: bool,
     requests: Vec<(u64, BarrierControl)>,
@@ -278,6 +285,7 @@ impl Coordinator {
                         moving.moved.buckets += moving.buckets.get(&id.0).copied().unwrap_or(0);
                     }
                     moving.missing.remove(&id);
+                    moving.moved.splits += moved.splits;
                     moving.moved.bytes += moved.bytes;
                     moving.moved.waited = moving.moved.waited.max(moved.waited);
                 }
@@ -381,7 +389,7 @@ impl Coordinator {
         };
         self.told = true;
         actions.push(CoordinatorAction::Warn(format!(
-            "checkpoint {}, at which buckets move, has taken longer than {:.0?}, and no other can begin until it is \
+            "checkpoint {}, at which buckets or splits move, has taken longer than {:.0?}, and no other can begin until it is \
              over: {waits}",
             self.epoch, self.timing.timeout,
         )));
@@ -411,10 +419,17 @@ impl Coordinator {
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
             let outcome = match moving.begun.is_empty() {
-                true => Err(format!("{} ended before buckets could move", self.describe_tasks(moving.buckets.keys()))),
+                true => Err(format!(
+                    "{} ended before anything could move",
+                    self.describe_tasks(moving.buckets.keys().chain(&moving.sources))
+                )),
                 // A task that ended before the barrier has no more state.
                 false => Ok(moving.moved),
             };
+            if moving.moved.splits > 0 && !self.stopping {
+                // Until there is one, a job that resumes gives them back to their old owners.
+                self.requests.push((0, BarrierControl::Checkpoint));
+            }
             actions.push(CoordinatorAction::Answer { id: moving.id, outcome });
         }
         if let Some(pending) = self.pending.take_if(|pending| pending.missing.is_empty()) {
@@ -462,20 +477,51 @@ impl Coordinator {
         actions.push(CoordinatorAction::Store(Box::new(manifest)));
     }
 
-    /// Checks that the buckets of all tasks can move as requested; if not, none do.
-    fn check(&self, Rebalance { maps }: &Rebalance) -> Result<(), String> {
-        if maps.is_empty() {
-            return Err("no task is named whose buckets should move".into());
+    /// Checks that the buckets and splits of all tasks can move as requested; if not, none do.
+    fn check(&self, Rebalance { maps, splits }: &Rebalance) -> Result<(), String> {
+        if maps.is_empty() && splits.is_empty() {
+            return Err("no task is named whose buckets or splits should move".into());
         }
-        maps.iter().try_for_each(|(task, map)| self.check_map(task, map))
+        maps.iter().try_for_each(|(task, map)| self.check_map(task, map))?;
+        splits.iter().try_for_each(|(task, moves)| self.check_splits(task, moves))
+    }
+
+    fn member_named(&self, task: &str) -> Result<usize, String> {
+        self.members.iter().position(|member| member.name == task).ok_or_else(|| {
+            let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
+            format!("no task \"{task}\"; the tasks are {}", names.join(", "))
+        })
+    }
+
+    fn check_splits(&self, task: &str, moves: &SplitMoves) -> Result<(), String> {
+        let refused = |reason: &str| Err(format!("the splits of task \"{task}\" cannot move: {reason}"));
+        let at = self.member_named(task)?;
+        let CoordinatedTask { copies, why_splits_stay, .. } = &self.members[at];
+        if let Some(reason) = why_splits_stay {
+            return refused(reason);
+        }
+        if moves.is_empty() || moves.values().any(BTreeMap::is_empty) {
+            return refused("none is named");
+        }
+        for (&from, splits) in moves {
+            if let Some((split, _)) = splits.iter().find(|(_, to)| **to == from) {
+                return refused(&format!("split {split:?} is to move from copy {from} to copy {from}"));
+            }
+            for &copy in splits.values().chain([&from]) {
+                if copy >= *copies {
+                    return refused(&format!("copy {copy} is named, but it has {copies}, counted from 0"));
+                }
+                if !self.running.contains(&(at as u32, copy)) {
+                    return refused(&format!("its copy {copy} has ended"));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn check_map(&self, task: &str, map: &RouteMap) -> Result<(), String> {
         let refused = |reason: &str| Err(format!("the buckets of task \"{task}\" cannot move: {reason}"));
-        let Some(at) = self.members.iter().position(|member| member.name == task) else {
-            let names: Vec<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
-            return Err(format!("no task \"{task}\"; the tasks are {}", names.join(", ")));
-        };
+        let at = self.member_named(task)?;
         let CoordinatedTask { copies, route, why_not_movable, .. } = &self.members[at];
         if let Some(reason) = why_not_movable {
             return refused(reason);
@@ -500,10 +546,16 @@ impl Coordinator {
     }
 
     /// Uses the new maps from now on, whatever becomes of the checkpoint.
-    fn begin_moving(&mut self, id: u64, Rebalance { maps }: &Rebalance) -> BucketMove {
+    fn begin_moving(&mut self, id: u64, Rebalance { maps, splits }: &Rebalance) -> MoveInProgress {
         let moved = MoveReport { epoch: self.epoch, ..MoveReport::default() };
-        let (buckets, missing, begun) = Default::default();
-        let mut moving = BucketMove { id, buckets, missing, moved, begun };
+        let (buckets, sources, missing, begun) = Default::default();
+        let mut moving = MoveInProgress { id, buckets, sources, missing, moved, begun };
+        for (task, moves) in splits {
+            let at = self.member_named(task).expect("checked before") as u32;
+            moving.sources.insert(at);
+            let copies = moves.iter().flat_map(|(from, splits)| splits.values().chain([from]));
+            moving.missing.extend(copies.map(|&copy| (at, copy)));
+        }
         for (task, map) in maps {
             let at = self.members.iter().position(|member| &member.name == task).expect("checked before");
             let old = self.members[at].route.replace(Arc::new(map.clone())).expect("checked before");
@@ -568,7 +620,14 @@ mod tests {
 
     fn member(name: &str) -> CoordinatedTask {
         let route = Some(Arc::new(RouteMap::even(4, 2)));
-        CoordinatedTask { name: name.into(), copies: 2, route, why_not_movable: None, schema: None }
+        CoordinatedTask {
+            name: name.into(),
+            copies: 2,
+            route,
+            why_not_movable: None,
+            why_splits_stay: None,
+            schema: None,
+        }
     }
 
     /// A partial rebalance would leave tasks with the same keys on different workers; and if the answer came before all
@@ -582,7 +641,7 @@ mod tests {
         let next = RouteMap::even(4, 2).moved(&[(0, 1), (1, 1)]);
         let ask = |coordinator: &mut Coordinator, id, maps: &[(&str, &RouteMap)]| {
             let maps = maps.iter().map(|(task, map)| ((*task).to_owned(), (*map).clone())).collect();
-            let control = BarrierControl::Rebalance(Rebalance { maps });
+            let control = BarrierControl::Rebalance(Rebalance { maps, ..Rebalance::default() });
             coordinator.handle(Duration::ZERO, 0, CoordinatorEvent::Request { id, control })
         };
         let old = RouteMap::even(4, 2);
@@ -612,7 +671,7 @@ mod tests {
             let report = CopyReport { task, copy, said: ReportBody::Moved(moved) };
             answers = coordinator.handle(Duration::ZERO, 0, CoordinatorEvent::Report(report));
         }
-        let outcome = Ok(MoveReport { epoch: 1, buckets: 4, bytes: 40, waited: Duration::ZERO });
+        let outcome = Ok(MoveReport { epoch: 1, buckets: 4, splits: 0, bytes: 40, waited: Duration::ZERO });
         assert_eq!(answers, [CoordinatorAction::Answer { id: 2, outcome }]);
     }
 
@@ -629,12 +688,13 @@ mod tests {
             actions.into_iter().filter_map(told).collect()
         };
         let moved = RouteMap::even(4, 2).moved(&[(0, 1)]);
-        let control = BarrierControl::Rebalance(Rebalance { maps: [("count".into(), moved)].into() });
+        let control =
+            BarrierControl::Rebalance(Rebalance { maps: [("count".into(), moved)].into(), ..Rebalance::default() });
         let none: [String; 0] = [];
         assert_eq!(warned(0, CoordinatorEvent::Request { id: 1, control }), none);
         assert_eq!(warned(10, CoordinatorEvent::Tick), none);
         let late = warned(11, CoordinatorEvent::Tick);
-        let told = "checkpoint 1, at which buckets move, has taken longer than 10s";
+        let told = "checkpoint 1, at which buckets or splits move, has taken longer than 10s";
         assert!(late[0].starts_with(told) && late[0].ends_with("\"count\" (copy 1) have not reached it"), "{late:?}");
         assert_eq!(warned(60, CoordinatorEvent::Tick), none);
     }

@@ -42,7 +42,7 @@ mod snapshot;
 
 pub use manifest::{Manifest, PartEntry, PartKey, TaskState};
 pub use marks::{Barrier, BarrierControl, EventTime, Mark};
-pub use rebalance::{MoveReport, Rebalance};
+pub use rebalance::{MoveReport, Rebalance, SplitMoves};
 pub use schema::{StateField, StateSchema};
 pub use settings::CheckpointSettings;
 pub use snapshot::{BucketStates, DeferredPart, RestoredState, Snapshot, SnapshotPart};

@@ -50,6 +50,11 @@ pub struct TaskLayout {
     pub owners: Vec<u32>,
     /// The version of that map.
     pub version: u64,
+    /// By copy, the splits that it reads according to the newest checkpoint, `None` for one that has ended; empty if
+    /// they cannot move, or no checkpoint says where they are.
+    pub splits: Vec<Option<Vec<String>>>,
+    /// Whether they can move.
+    pub moves_splits: bool,
     /// The bytes of state of each bucket according to the newest checkpoint; empty if that does not say.
     pub state_bytes: Vec<u64>,
     /// The tasks whose output it takes, as indices into `tasks`.

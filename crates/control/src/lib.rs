@@ -13,6 +13,7 @@
 //! | `testing`      | shared by tests                                               |
 //! | [`observe`]    | turns counters into rates, and capacities of hosts and links  |
 //! | [`assign`]     | which copy should own which bucket                            |
+//! | `splits`       | which copy of a source should read which split                |
 //! | [`diagnose`]   | what slows a job down, in sentences                           |
 //! | [`controller`] | whether to act, and whether that helped                       |
 
@@ -23,6 +24,7 @@ pub mod layout;
 pub mod observe;
 pub mod report;
 pub mod sample;
+mod splits;
 #[cfg(test)]
 mod testing;
 
@@ -36,3 +38,4 @@ pub use report::{
     Remedy, TaskReport, TaskWorkerReport,
 };
 pub use sample::{BucketCounters, HeavyKey, LinkCounters, TaskCounters, TcpCounters, WorkerSample};
+pub use splits::{SplitPlan, plan_splits};

@@ -9,6 +9,8 @@
 //! again. The coordinator starts no further barrier until all copies of all these tasks report that they have the
 //! state they gain.
 //!
+//! Splits of sources move in the same way, at the same barriers (`stream::handover`).
+//!
 //! The hand-over uses a separate edge from each copy of the task to each, with credit, checks and ends like any
 //! other. In the checkpoint, a bucket's parts follow each other, regardless of which copy saved them. The new owner
 //! saves its whole state the next time, since the old owner's last part may have been lost.
@@ -18,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::{BucketStates, SnapshotPart};
-pub use tidemill_checkpoint::{MoveReport, Rebalance};
+pub use tidemill_checkpoint::{MoveReport, Rebalance, SplitMoves};
 use tokio::sync::oneshot;
 
 /// A requested rebalance.
@@ -44,7 +46,7 @@ impl PendingRebalance {
                 Ok(outcome) => Some(outcome),
                 Err(oneshot::error::TryRecvError::Empty) => None,
                 Err(oneshot::error::TryRecvError::Closed) => {
-                    Some(Err("the run ended before the buckets had moved".into()))
+                    Some(Err("the run ended before anything had moved".into()))
                 }
             };
         }
@@ -52,7 +54,7 @@ impl PendingRebalance {
     }
 }
 
-/// What a task's copies keep, as far as it matters for moving buckets.
+/// What a task's copies keep, as far as it matters for moving buckets and splits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StateKind {
     /// Unknown, so its buckets stay.
@@ -63,6 +65,9 @@ pub(crate) enum StateKind {
     /// State by bucket, which [`Operator::release`](crate::Operator::release) and
     /// [`Operator::acquire`](crate::Operator::acquire) hand over.
     ByBucket,
+    /// Splits, which [`Source::release`](crate::stream::source::Source::release) and
+    /// [`Source::acquire`](crate::stream::source::Source::acquire) hand over.
+    Splits,
 }
 
 /// What one copy loses and gains through a new map.

@@ -16,7 +16,7 @@ use tidemill_dataflow::checkpoint::{Snapshot, SnapshotPart};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::keys::KeyHasher;
 use tidemill_dataflow::operator::{EmitStatus, ReleasedParts};
-use tidemill_dataflow::rebalance::{MoveReport, PendingRebalance};
+use tidemill_dataflow::rebalance::{MoveReport, PendingRebalance, Rebalance, SplitMoves};
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 use tidemill_dataflow::stream::source::WatermarkStrategy;
 use tidemill_dataflow::stream::{BarrierControl, EventTime};
@@ -168,6 +168,144 @@ fn failures_between_rebalances() {
         }
         check(&world, 6000);
     }
+}
+
+/// Where the splits of "numbers" are, and other places for some of them.
+fn other_readers(progress: &RunProgress, mut random: impl FnMut(u64) -> u64) -> SplitMoves {
+    let layout = progress.layout();
+    let source = layout.tasks.iter().find(|task| task.name == "numbers").expect("it is there");
+    let open: Vec<u32> =
+        (0..).zip(&source.splits).filter(|(_, splits)| splits.is_some()).map(|(copy, _)| copy).collect();
+    let one = open.get(random(open.len().max(1) as u64) as usize).copied().filter(|_| random(2) == 0);
+    let mut moves = SplitMoves::new();
+    for (from, splits) in (0..).zip(&source.splits) {
+        for split in splits.iter().flatten() {
+            let to = one.unwrap_or_else(|| open[random(open.len() as u64) as usize]);
+            if to != from {
+                moves.entry(from).or_default().insert(split.clone(), to);
+            }
+        }
+    }
+    moves
+}
+
+/// Keeps moving splits, and buckets with some of them, as long as a job runs.
+#[derive(Default)]
+struct SplitMover(Mutex<Asked>);
+
+impl SplitMover {
+    fn look(&self, progress: &RunProgress) {
+        let mut state = self.0.lock().unwrap();
+        let Asked { open, answers, seed } = &mut *state;
+        open.retain_mut(|one| match one.outcome() {
+            Some(outcome) => {
+                answers.push(outcome);
+                false
+            }
+            None => true,
+        });
+        let Some(map) = progress.route("count").filter(|_| open.is_empty()) else { return };
+        *seed += 1;
+        let mut random = random(*seed);
+        let moves = other_readers(progress, &mut random);
+        if moves.is_empty() {
+            return;
+        }
+        let mut asked = Rebalance { splits: [("numbers".to_owned(), moves)].into(), ..Rebalance::default() };
+        if random(3) == 0 {
+            let copies = progress.layout().tasks[1].copy_workers.len() as u64;
+            let buckets: Vec<(u32, u32)> = (0..BUCKETS).map(|bucket| (bucket, random(copies) as u32)).collect();
+            asked.maps = only("count", map.moved(&buckets));
+        }
+        open.push(progress.apply(asked));
+    }
+
+    fn answers(self) -> Vec<Result<MoveReport, String>> {
+        let Asked { open, mut answers, .. } = self.0.into_inner().unwrap();
+        answers.extend(open.into_iter().filter_map(|mut one| one.outcome()));
+        answers
+    }
+}
+
+/// Splits that move while rows come, with failures at any moment, and a job of the same or another size behind each. The
+/// operator notices rows that are missing, twice, out of order, or late.
+#[test]
+fn splits_move_between_failures() {
+    let mut random = random(29);
+    let (mut moved, mut taken) = (0, 0);
+    for story in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let (mut failures, mut workers) = (0, 3);
+        loop {
+            if random(2) == 0 {
+                workers = 2 + random(3) as u32;
+            }
+            let fuse = (story > 0 && failures < 4).then(|| Arc::new(AtomicU64::new(1 + random(700))));
+            let mover = SplitMover::default();
+            let outcome = run(workers, folder.path(), 6000, fuse, &world, |progress| {
+                if is_worker_0(progress) {
+                    mover.look(progress);
+                }
+                Ok(())
+            });
+            let answers = mover.answers();
+            for answer in &answers {
+                match answer {
+                    Ok(report) => (moved, taken) = (moved + 1, taken + report.splits),
+                    Err(reason) => assert!(reason.contains("end"), "{reason}"),
+                }
+            }
+            match outcome {
+                Ok(()) => break,
+                Err(error) => {
+                    assert!(error.to_string().contains("the fuse has blown"), "{error}");
+                    failures += 1;
+                }
+            }
+        }
+        check(&world, 6000);
+    }
+    println!("{moved} moves of {taken} splits");
+    assert!(moved > 20 && taken > 40, "{moved} moves of {taken} splits");
+}
+
+/// Who asks for what cannot be must hear why, and nothing may move.
+#[test]
+fn splits_that_cannot_move_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::default();
+    let moves = |from: u32, to: u32| -> SplitMoves { [(from, [("0".to_owned(), to)].into())].into() };
+    let cases = [
+        ("numbers", moves(0, 0), "is to move from copy 0 to copy 0"),
+        ("numbers", moves(0, 7), "copy 7 is named, but it has 2"),
+        ("numbers", SplitMoves::new(), "none is named"),
+        ("count", moves(0, 1), "it is not a source"),
+        ("letters", moves(0, 1), "no task \"letters\"; the tasks are numbers, count, outside"),
+    ];
+    let asked: Mutex<Vec<PendingRebalance>> = Mutex::default();
+    run(2, folder.path(), 200_000, None, &world, |progress| {
+        if !is_worker_0(progress) {
+            return Ok(());
+        }
+        let mut asked = asked.lock().unwrap();
+        if asked.is_empty() {
+            let ask = |(task, moves, _): &(&str, SplitMoves, _)| {
+                let splits = [((*task).to_owned(), moves.clone())].into();
+                progress.apply(Rebalance { splits, ..Rebalance::default() })
+            };
+            asked.extend(cases.iter().map(ask));
+        }
+        let outcomes: Option<Vec<_>> = asked.iter_mut().map(PendingRebalance::outcome).collect();
+        for (outcome, (.., reason)) in outcomes.iter().flatten().zip(&cases) {
+            assert!(outcome.as_ref().is_err_and(|said| said.contains(reason)), "{outcome:?}");
+        }
+        if outcomes.is_some() {
+            progress.request(BarrierControl::Stop);
+        }
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// A job that resumes with the same number of copies has the map it had; with another number it distributes evenly.

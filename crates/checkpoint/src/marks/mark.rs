@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
 
-use crate::rebalance::Rebalance;
+use crate::rebalance::{Rebalance, SplitMoves};
 
 /// A moment of event time: microseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub enum BarrierControl {
     Checkpoint,
     /// Like a checkpoint; then sources end, and nothing is sent after the barrier.
     Stop,
-    /// Like a checkpoint, and buckets of tasks move to other copies ([`Rebalance`]).
+    /// Like a checkpoint, and buckets of tasks or splits of sources move to other copies ([`Rebalance`]).
     Rebalance(Rebalance),
 }
 
@@ -114,6 +114,20 @@ impl Barrier {
             BarrierControl::Rebalance(rebalance) => rebalance.maps.get(task),
             BarrierControl::Checkpoint | BarrierControl::Stop => None,
         }
+    }
+
+    /// The splits of a source task that it moves.
+    pub fn split_moves_of(&self, task: &str) -> Option<&SplitMoves> {
+        match &self.control {
+            BarrierControl::Rebalance(rebalance) => rebalance.splits.get(task),
+            BarrierControl::Checkpoint | BarrierControl::Stop => None,
+        }
+    }
+
+    /// Whether time starts anew behind it, because splits move: their next reader may have announced a later time than
+    /// theirs. Whoever reads marks forgets the time of all streams, and whoever announces time announces it again.
+    pub fn restarts_time(&self) -> bool {
+        matches!(&self.control, BarrierControl::Rebalance(rebalance) if !rebalance.splits.is_empty())
     }
 
     /// The form for sending.

@@ -26,6 +26,8 @@ pub enum StreamGate {
 pub struct MarkMerger {
     time: WatermarkMerger,
     align: BarrierAlignment,
+    /// Not all copies of the tasks before have a stream here.
+    of_some: bool,
     /// The next combined marks: the end of a stream may cause both kinds.
     ready: VecDeque<Mark>,
 }
@@ -41,6 +43,17 @@ impl MarkMerger {
         }
     }
 
+    /// Records that only some copies of a task before have a stream here: when splits move between its copies, the
+    /// combined time of these may go back.
+    pub fn set_of_some(&mut self) {
+        self.of_some = true;
+    }
+
+    /// Whether [`MarkMerger::set_of_some`] was called.
+    pub fn is_of_some(&self) -> bool {
+        self.of_some
+    }
+
     /// A stream delivers a mark.
     pub fn mark(&mut self, stream: usize, mark: Mark) -> StreamGate {
         match mark {
@@ -49,7 +62,7 @@ impl MarkMerger {
             Mark::Barrier(barrier) => match self.align.arrive(stream, barrier) {
                 BarrierArrival::Wait { released } => return StreamGate::Hold { release: released },
                 BarrierArrival::Aligned(barrier) => {
-                    self.ready.push_back(Mark::Barrier(barrier));
+                    self.pass(barrier);
                     return StreamGate::Release;
                 }
                 BarrierArrival::Stale => {}
@@ -71,10 +84,22 @@ impl MarkMerger {
         // The barrier comes first: the time released by the end belongs to the next epoch, as does the end itself.
         let aligned = self.align.end_stream(stream);
         let gate = if aligned.is_some() { StreamGate::Release } else { StreamGate::Same };
-        self.ready.extend(aligned.map(Mark::Barrier));
+        if let Some(barrier) = aligned {
+            self.pass(barrier);
+        }
         self.time.end_stream(stream);
         self.emit_watermark();
         gate
+    }
+
+    /// All streams have delivered a barrier.
+    fn pass(&mut self, barrier: Barrier) {
+        let restarts_time = barrier.restarts_time();
+        self.ready.push_back(Mark::Barrier(barrier));
+        if restarts_time {
+            self.time.restart(!self.of_some);
+            self.emit_watermark();
+        }
     }
 
     /// Must run immediately, since a later barrier may belong to the next epoch.

@@ -16,7 +16,8 @@ enum StreamActivity {
 enum IdleState {
     Active,
     Idle,
-    /// Idle, but a stream has advanced since: this must be reported, and so must idleness if it returns.
+    /// Idle, but a stream has advanced since, or all is to be reported again: this must be reported, and so must
+    /// idleness if it returns.
     Stirred,
 }
 
@@ -34,6 +35,12 @@ impl Default for WatermarkMerger {
 }
 
 impl WatermarkMerger {
+    /// The number of streams.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether there are none")]
+    pub fn len(&self) -> usize {
+        self.streams.len()
+    }
+
     /// Adds a stream.
     pub fn add(&mut self) {
         self.streams.push((EventTime::MIN, StreamActivity::Active));
@@ -58,6 +65,39 @@ impl WatermarkMerger {
     /// A stream has ended.
     pub fn end_stream(&mut self, stream: usize) {
         self.streams[stream].1 = StreamActivity::Over;
+    }
+
+    /// A stream goes elsewhere: it no longer counts, but may be there again.
+    pub fn leave(&mut self, stream: usize) {
+        self.streams[stream] = (EventTime::MIN, StreamActivity::Idle);
+    }
+
+    /// Forgets the time of all streams that have not ended, which announce it again: see
+    /// [`Barrier::restarts_time`](super::Barrier::restarts_time). The combined time stays if it is that of all copies,
+    /// whose splits only change places; otherwise it may be earlier than before.
+    pub(super) fn restart(&mut self, of_all: bool) {
+        let open = self.streams.iter_mut().filter(|(_, state)| *state != StreamActivity::Over);
+        open.for_each(|stream| *stream = (EventTime::MIN, StreamActivity::Active));
+        if of_all {
+            self.restate(self.time);
+        } else {
+            (self.time, self.told) = (EventTime::MIN, IdleState::Active);
+        }
+    }
+
+    /// Reports the combined time, or idleness, again, although it is known. From now on it is no earlier than `floor`.
+    pub fn restate(&mut self, floor: EventTime) {
+        (self.time, self.told) = (floor, IdleState::Stirred);
+    }
+
+    /// Whether a stream holds back the combined time: it is neither idle nor over.
+    pub fn is_active(&self, stream: usize) -> bool {
+        self.streams[stream].1 == StreamActivity::Active
+    }
+
+    /// The time of a stream.
+    pub fn time_of(&self, stream: usize) -> EventTime {
+        self.streams[stream].0
     }
 
     /// The combined time reported last.
@@ -181,6 +221,36 @@ mod tests {
             assert_eq!((idle(&mut time, 0), news(&mut time)), (vec![Mark::Idle], vec![]));
         }
         assert_eq!((time.time(), advance(&mut time, 1, 3)), (EventTime::MIN, vec![at(3)]));
+    }
+
+    /// A row of a split that moves is late if its next reader, which was further ahead, has not taken its time back.
+    #[test]
+    fn time_starts_anew_where_splits_move() {
+        // One stream of two copies: its own time goes back.
+        let mut one = of(1);
+        assert_eq!(advance(&mut one, 0, 90), [at(90)]);
+        one.restart(false);
+        assert_eq!(news(&mut one), NOTHING);
+        assert_eq!(advance(&mut one, 0, 40), [at(40)]);
+        // All of them: what was said stays true, and all must say theirs before it goes on.
+        let mut all = of(3);
+        assert_eq!((advance(&mut all, 0, 90), advance(&mut all, 1, 40)), (vec![], vec![]));
+        assert_eq!(end_stream(&mut all, 2), [at(40)]);
+        all.restart(true);
+        assert_eq!(news(&mut all), [at(40)]);
+        assert_eq!(advance(&mut all, 1, 95), NOTHING, "the other one has yet to say its time");
+        assert_eq!(advance(&mut all, 0, 50), [at(50)]);
+        // A source that takes over a split which is behind.
+        let mut splits = of(2);
+        assert_eq!((advance(&mut splits, 0, 90), idle(&mut splits, 1)), (vec![], vec![at(90)]));
+        splits.add();
+        splits.advance(2, EventTime(40));
+        splits.restate(EventTime(40));
+        assert_eq!(news(&mut splits), [at(40)]);
+        splits.leave(0);
+        assert_eq!((news(&mut splits), idle(&mut splits, 2)), (vec![], vec![Mark::Idle]));
+        splits.restate(EventTime(40));
+        assert_eq!(news(&mut splits), [Mark::Idle]);
     }
 
     proptest! {

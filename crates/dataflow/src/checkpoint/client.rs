@@ -155,6 +155,11 @@ impl CheckpointClient {
         Ok(())
     }
 
+    /// Whether rows may come at most once.
+    pub(crate) fn at_most_once(&self) -> bool {
+        self.at_most_once
+    }
+
     /// The last epoch that is durable, as this worker knows.
     pub(crate) fn last_durable(&self) -> u64 {
         self.notifications.last_durable()
@@ -178,12 +183,12 @@ impl CheckpointClient {
         }
     }
 
-    /// Asks the coordinator to move buckets.
+    /// Asks the coordinator to move buckets and splits.
     pub(crate) fn rebalance(&self, rebalance: Rebalance, answer: RebalanceAnswer) {
         // If it has ended with the run, that is what is heard of the answer.
         match &self.events {
             Some(events) => drop(events.send(CoordinatorInput::Rebalance(rebalance, answer))),
-            None => drop(answer.send(Err("only worker 0 can move buckets; call it there".into()))),
+            None => drop(answer.send(Err("only worker 0 can move buckets and splits; call it there".into()))),
         }
     }
 
@@ -197,7 +202,7 @@ impl CheckpointClient {
     }
 
     fn inject(&self, barrier: Barrier) {
-        if let BarrierControl::Rebalance(Rebalance { maps }) = &barrier.control {
+        if let BarrierControl::Rebalance(Rebalance { maps, .. }) = &barrier.control {
             self.routes.lock().extend(maps.iter().map(|(task, map)| (task.clone(), Arc::new(map.clone()))));
         }
         self.notifications.inject(barrier);

@@ -19,7 +19,7 @@ use tidemill_batch::route_map::RouteMap;
 use tidemill_checkpoint::StateSchema;
 use tidemill_checkpoint::coordinator::CoordinatedTask;
 
-pub(crate) use handover::{BucketHandover, BucketPartitioner};
+pub(crate) use handover::{BucketHandover, Handover, HandoverPartitioner, SplitHandover};
 pub(crate) use lower::CheckedEdge;
 pub use lower::{ExchangeStage, FlowPort, Lowering};
 pub(crate) use receive::{EdgeLimits, EdgeRuntime, Inlet, RoundReplay, unequal_rounds};
@@ -102,7 +102,7 @@ pub(crate) struct FlowEdge {
     pub round_unit: RoundUnit,
     /// Whether it is part of an edge that leads back: its senders never wait for receivers, which may be themselves.
     pub feedback: bool,
-    /// Whether a task hands over buckets between its copies on it; it is not one of the ports that the task knows.
+    /// Whether a task hands over buckets or splits between its copies on it; it is not one of the ports that the task knows.
     pub handover: bool,
 }
 
@@ -154,6 +154,7 @@ impl FlowGraph {
             copies: task.workers.len() as u32,
             route: self.route(at).ok(),
             why_not_movable: self.why_not_movable(at),
+            why_splits_stay: self.why_splits_stay(at),
             schema: task.state.clone(),
         };
         self.tasks.iter().enumerate().map(member).collect()
@@ -164,23 +165,41 @@ impl FlowGraph {
         match (self.route(task), self.tasks[task].keeps) {
             (Err(reason), _) => Some(reason),
             (Ok(_), StateKind::Nothing | StateKind::ByBucket) => None,
-            (Ok(_), StateKind::Unknown) => Some(
+            (Ok(_), StateKind::Unknown | StateKind::Splits) => Some(
                 "its operator does not say how its state can move; implement `moves`, `release` and `acquire`".into(),
             ),
         }
     }
 
-    /// Adds the edges on which tasks hand over buckets.
+    /// Why the splits of a task cannot move, if they cannot.
+    pub(crate) fn why_splits_stay(&self, task: usize) -> Option<String> {
+        let by_rounds = || self.edges.iter().find(|edge| edge.rounds.is_some());
+        match (self.edges.iter().any(|edge| !edge.handover && edge.target.task == task), self.tasks[task].keeps) {
+            (true, _) | (_, StateKind::Nothing | StateKind::ByBucket) => Some("it is not a source".into()),
+            (false, StateKind::Unknown) => Some("sources of this kind read each split where they began to".into()),
+            (false, StateKind::Splits) => {
+                let edge = by_rounds()?;
+                Some(format!("edge {} goes by rounds, which depend on the copy that sends a row", edge.name))
+            }
+        }
+    }
+
+    /// Adds the edges on which tasks hand over buckets or splits.
     pub(crate) fn add_handovers(&mut self) {
-        let keeps = |task: &usize| self.tasks[*task].keeps == StateKind::ByBucket && self.route(*task).is_ok();
-        for task in (0..self.tasks.len()).filter(keeps).collect::<Vec<_>>() {
-            let FlowTask { name, inputs, outputs, .. } = &self.tasks[task];
+        let hands_over = |task: &usize| match self.tasks[*task].keeps {
+            StateKind::ByBucket => self.route(*task).is_ok(),
+            StateKind::Splits => self.why_splits_stay(*task).is_none(),
+            StateKind::Unknown | StateKind::Nothing => false,
+        };
+        for task in (0..self.tasks.len()).filter(hands_over).collect::<Vec<_>>() {
+            let FlowTask { name, inputs, outputs, keeps, .. } = &self.tasks[task];
+            let is_source = *keeps == StateKind::Splits;
             self.edges.push(FlowEdge {
                 name: format!("hand-over of {name}"),
                 source: FlowPort { task, port: outputs.len() },
                 target: FlowPort { task, port: *inputs },
-                schema: BucketHandover::schema(),
-                mover: EdgeMover::Partition(Arc::new(BucketPartitioner)),
+                schema: if is_source { SplitHandover::schema() } else { BucketHandover::schema() },
+                mover: EdgeMover::Partition(Arc::new(HandoverPartitioner)),
                 reduction: None,
                 route: None,
                 rounds: None,
@@ -208,7 +227,7 @@ impl FlowGraph {
         reached[task]
     }
 
-    /// The edge on which a task hands over buckets.
+    /// The edge on which a task hands over buckets or splits.
     pub(crate) fn handover(&self, task: usize) -> Option<usize> {
         self.edges.iter().position(|edge| edge.handover && edge.target.task == task)
     }

@@ -161,14 +161,22 @@ impl TaskSpec {
         let make = Arc::new(make);
         let boxed = Arc::clone(&make);
         let body = TaskBody::Source(Arc::new(move |context| Ok(Box::new(boxed(context)?))), times.0.clone());
-        let task = Self::new(name, move |_, outputs, context| {
+        let task = Self::new(name, move |mut inputs, outputs, context| {
             let (make, (times, missed)) = (Arc::clone(&make), times.clone());
             async move {
                 let source = make(&context)?;
-                source::drive(source, times, missed, outputs, &context).await
+                source::drive(source, times, missed, outputs, (inputs.take_split_handover(), &context)).await
             }
         });
         TaskSpec { body, ..task.streaming() }
+    }
+
+    /// Declares that splits of a source can move to other copies while the job runs, through
+    /// [`Source::release`] and [`Source::acquire`].
+    #[must_use]
+    pub fn movable_splits(mut self) -> Self {
+        self.keeps = StateKind::Splits;
+        self
     }
 
     /// A task whose copies are sinks; add its input ports.

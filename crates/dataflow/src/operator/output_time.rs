@@ -51,9 +51,16 @@ impl OutputMarks {
                 }
                 marks.extend(self.due(now));
             }
-            Mark::Barrier(_) => {
+            Mark::Barrier(barrier) => {
                 marks.extend(self.due(now));
                 marks.push(mark.clone());
+                if barrier.restarts_time() {
+                    self.told = EventTime::MIN;
+                    if self.idle == Idleness::Told {
+                        self.idle = Idleness::Owed;
+                    }
+                    marks.extend(self.due(now));
+                }
             }
         }
         marks

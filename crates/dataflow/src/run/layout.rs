@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use tidemill_checkpoint::TaskState;
 use tidemill_control::{ClusterLayout, HostLayout, TaskLayout, TaskRole};
 use tidemill_net::topology::WorkerPlacement;
 
@@ -13,6 +14,19 @@ pub(crate) struct RunLayout {
     fixed: ClusterLayout,
     /// By task: whether its buckets can move.
     movable: Vec<bool>,
+}
+
+/// The splits of a task's copies according to a checkpoint; none if it has other copies.
+fn splits(task: &TaskLayout, state: &TaskState) -> Vec<Option<Vec<String>>> {
+    let copies = task.copy_workers.len() as u32;
+    if state.copies != copies {
+        return Vec::new();
+    }
+    let names = |copy: u32| {
+        let splits = state.splits.get(&copy).into_iter().flatten();
+        (!state.ended.contains(&copy)).then(|| splits.map(|(name, _)| name.clone()).collect())
+    };
+    (0..copies).map(names).collect()
 }
 
 impl RunLayout {
@@ -46,6 +60,10 @@ impl RunLayout {
             tasks: flow.tasks.iter().enumerate().map(task).collect(),
         };
         let movable = (0..flow.tasks.len()).map(|task| flow.why_not_movable(task).is_none()).collect();
+        let mut fixed = fixed;
+        for (at, task) in fixed.tasks.iter_mut().enumerate() {
+            task.moves_splits = flow.why_splits_stay(at).is_none();
+        }
         RunLayout { fixed, movable }
     }
 
@@ -59,11 +77,17 @@ impl RunLayout {
         let mut layout = self.fixed.clone();
         let Some(client) = checkpoints else { return layout };
         let (routes, manifest) = (client.routes(), client.last_manifest());
+        let manifest = manifest.as_deref();
+        for task in layout.tasks.iter_mut().filter(|task| task.moves_splits) {
+            task.moves_splits = !client.at_most_once();
+            let state = manifest.and_then(|manifest| manifest.tasks.get(&task.name)).filter(|_| task.moves_splits);
+            task.splits = state.map(|state| splits(task, state)).unwrap_or_default();
+        }
         for (task, _) in layout.tasks.iter_mut().zip(&self.movable).filter(|(_, movable)| **movable) {
             let Some(route) = routes.get(&task.name) else { continue };
             task.owners = (0..route.buckets()).map(|bucket| route.copy(bucket)).collect();
             task.version = route.version();
-            let Some(kept) = manifest.as_ref().and_then(|manifest| manifest.tasks.get(&task.name)) else { continue };
+            let Some(kept) = manifest.and_then(|manifest| manifest.tasks.get(&task.name)) else { continue };
             task.state_bytes = vec![0; task.owners.len()];
             for (&bucket, parts) in &kept.buckets {
                 if let Some(bytes) = task.state_bytes.get_mut(bucket as usize) {

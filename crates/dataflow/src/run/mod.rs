@@ -43,8 +43,8 @@ use crate::checkpoint::{
 };
 use crate::error::DataflowError;
 use crate::flow::{
-    BucketHandover, EdgeLimits, EdgeRuntime, FlowEdge, FlowGraph, Inlet, Input, Inputs, Outlet, Output, Outputs,
-    RoundReplay,
+    BucketHandover, EdgeLimits, EdgeRuntime, FlowEdge, FlowGraph, Handover, Inlet, Input, Inputs, Outlet, Output,
+    Outputs, RoundReplay, SplitHandover,
 };
 use crate::graph::{Graph, fingerprint};
 use crate::link::{Links, MemoryLoans, ReceivePump};
@@ -550,9 +550,13 @@ impl ActiveRun {
             outlets_total += 1;
             let (outlet, schema) = (outlet(&edges[edge], None), Arc::clone(&edges[edge].schema));
             let output = Output::new(vec![outlet], schema, self.state.cancel.token(), &returned);
-            let route = flow.route(index).expect("what hands over is dealt by key");
             // Its marks are each copy's own.
-            BucketHandover { copy, route, output, input: input(task.inputs, false) }
+            let input = input(task.inputs, false);
+            match flow.route(index) {
+                Ok(route) => Handover::Buckets(BucketHandover { copy, route, output, input }),
+                // A source.
+                Err(_) => Handover::Splits(SplitHandover::new((copy, task.workers.len() as u32), output, input)),
+            }
         });
         let inputs = Inputs::new(inputs, handover);
         let context = TaskContext(Arc::new(ContextState {

@@ -101,11 +101,19 @@ impl ResumePlan {
     /// The plan of a job that has found nothing yet.
     fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings) -> ResumePlan {
         let is_sink = |task: &&FlowTask| task.keeps == StateKind::Nothing;
+        let mut members = flow.members();
+        if settings.at_most_once {
+            // Rows that their old reader still holds would be behind those of the new one.
+            let reason = "the job guarantees \"at_most_once\", and rows that were read wait beside their source";
+            for member in members.iter_mut().filter(|member| member.why_splits_stay.is_none()) {
+                member.why_splits_stay = Some(reason.into());
+            }
+        }
         ResumePlan {
             settings: settings.clone(),
             run: String::new(),
             job: job.to_owned(),
-            members: flow.members(),
+            members,
             sinks: flow.tasks.iter().filter(is_sink).map(|task| task.name.clone()).collect(),
             begin: StartPoint::default(),
             restored: HashMap::new(),

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tidemill_batch::route_map::RouteMap;
 use tidemill_batch::wire::{Frame, ReceivedFrame, WireHeader, WireKind};
 use tidemill_checkpoint::{BarrierControl, Rebalance};
-use tidemill_control::{ClusterLayout, WorkerSample};
+use tidemill_control::{ClusterLayout, SplitPlan, WorkerSample};
 use tidemill_net::NetError;
 
 use super::ending::{Ending, ReportedFault, RoundMessage};
@@ -132,10 +132,16 @@ impl RunProgress {
     /// Later tasks may rely on keys staying with a copy only as far as they do in the task itself: none may be
     /// connected directly and keep something by key.
     pub fn rebalance(&self, maps: BTreeMap<String, RouteMap>) -> PendingRebalance {
+        self.apply(Rebalance { maps, ..Rebalance::default() })
+    }
+
+    /// Like [`RunProgress::rebalance`], for buckets of tasks and splits of sources: they move at one barrier. A split
+    /// that its copy does not have, or that has ended, stays where it is.
+    pub fn apply(&self, rebalance: Rebalance) -> PendingRebalance {
         let (answer, rebalancing) = PendingRebalance::new();
         match &self.checkpoints {
-            Some(client) => client.rebalance(Rebalance { maps }, answer),
-            None => drop(answer.send(Err("buckets move at checkpoints, but this run makes none".into()))),
+            Some(client) => client.rebalance(rebalance, answer),
+            None => drop(answer.send(Err("buckets and splits move at checkpoints, but this run makes none".into()))),
         }
         rebalancing
     }
@@ -143,11 +149,16 @@ impl RunProgress {
     /// Like [`RunProgress::rebalance`], for a layout: `owners` names tasks by their numbers in the layout, with the new
     /// owners of their buckets.
     pub fn move_buckets(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)]) -> PendingRebalance {
+        self.move_all(layout, owners, SplitPlan::new())
+    }
+
+    /// [`RunProgress::move_buckets`], and splits at the same barrier.
+    pub fn move_all(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)], splits: SplitPlan) -> PendingRebalance {
         let maps = owners.iter().map(|(task, owners)| {
             let task = &layout.tasks[*task as usize];
             (task.name.clone(), RouteMap::new(task.version + 1, owners.clone()))
         });
-        self.rebalance(maps.collect())
+        self.apply(Rebalance { maps: maps.collect(), splits })
     }
 
     /// Which copy of a task owns which bucket; for moving buckets, the new owner. `None` for a task whose inputs are

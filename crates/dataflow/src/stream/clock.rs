@@ -209,6 +209,45 @@ impl SourceClock {
         self.quiet.map(|quiet| quiet.max(since) + self.times.idle_after)
     }
 
+    /// Another copy reads a split from now on, which has these numbers here. Returns how far its time has advanced, and
+    /// whether it holds time back.
+    pub(crate) fn give_up(&mut self, numbers: &[u32]) -> (EventTime, bool) {
+        let splits: Vec<usize> = numbers.iter().map(|&number| self.split(number)).collect();
+        let time_of = |&split: &usize| self.watermarks.time_of(split);
+        let active = splits.iter().filter(|&&split| self.watermarks.is_active(split)).map(time_of).min();
+        let time = active.or_else(|| splits.iter().map(time_of).max()).unwrap_or(EventTime::MIN);
+        // Earlier rows are late here too.
+        let time = time.max(self.watermarks.time());
+        for split in splits {
+            self.caught_up[split] = None;
+            self.watermarks.leave(split);
+        }
+        (time, active.is_some())
+    }
+
+    /// This copy reads a split from now on, which another has given up at this time.
+    pub(crate) fn take_over(&mut self, number: u32, (time, is_active): (EventTime, bool)) {
+        let split = self.split(number);
+        self.watermarks.advance(split, time);
+        if !is_active {
+            self.watermarks.idle(split);
+        }
+    }
+
+    /// Announces time again, behind a barrier at which splits have moved; `first` is the earliest time of those that
+    /// have come and hold time back.
+    pub(crate) fn restate(&mut self, first: Option<EventTime>) {
+        let told = self.watermarks.time();
+        self.watermarks.restate(first.map_or(told, |first| first.min(told)));
+        self.told_at = None;
+    }
+
+    /// There is nothing left to read for now, so this copy must not hold time back.
+    pub(crate) fn park(&mut self) {
+        let split = self.split(self.caught_up.len() as u32);
+        self.idle(split);
+    }
+
     pub(crate) fn end_split(&mut self, split: u32) {
         let split = self.split(split);
         self.caught_up[split] = None;

@@ -2,6 +2,7 @@
 //! position to resume from. One driver asks a source for rows, derives time from them, and saves the source's
 //! position at barriers.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,9 +19,11 @@ use tokio::time::sleep_until;
 
 use super::at_most_once::AtMostOnceBuffer;
 use super::clock::SourceClock;
+use super::handover::TakenSplits;
 use crate::checkpoint::CopyStates;
 use crate::error::TaskError;
-use crate::flow::Outputs;
+use crate::flow::{Outputs, SplitHandover};
+use crate::rebalance::Moves;
 use crate::source_progress::SourceTracker;
 use crate::task::TaskContext;
 use crate::work::{CALL, QUEUE};
@@ -58,6 +61,17 @@ pub enum SourceEvent {
     End,
 }
 
+/// A split that a source has given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleasedSplit {
+    /// Its name in snapshots.
+    pub name: String,
+    /// What its next reader needs to resume from there, as in snapshots.
+    pub position: Bytes,
+    /// Its numbers in events; several if it is read as several, such as files.
+    pub numbers: Vec<u32>,
+}
+
 impl SourceEvent {
     /// Rows of a split, all of them valid.
     pub fn rows(split: u32, rows: RecordBatch) -> Self {
@@ -90,6 +104,31 @@ pub trait Source: Send {
     /// What users call a split, such as a file or a partition of a topic.
     fn split_name(&self, split: u32) -> String {
         format!("split {split}")
+    }
+
+    /// Gives up those of these splits, named as in [`Source::snapshot`], that it has and that have not ended. No event of
+    /// them follows, and later snapshots do not list them. A snapshot was taken just before, and nothing was delivered
+    /// since. Only asked of sources with [movable splits](crate::TaskSpec::movable_splits).
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let _ = splits;
+        Ok(Vec::new())
+    }
+
+    /// Takes over splits that another copy has released, at the positions that it had saved. Returns the number of each,
+    /// in order, which no other split has or has had. A source that had come to its end may go on.
+    ///
+    /// # Errors
+    /// Fails the task.
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        match splits.first() {
+            Some((split, _)) => {
+                Err(format!("split {split:?} came from another copy, but the source cannot take it").into())
+            }
+            None => Ok(Vec::new()),
+        }
     }
 
     /// What every copy should know when the job resumes, by name
@@ -171,6 +210,14 @@ impl Source for Box<dyn Source> {
 
     fn split_name(&self, split: u32) -> String {
         self.as_ref().split_name(split)
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        self.as_mut().release(splits)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        self.as_mut().acquire(splits)
     }
 
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
@@ -312,6 +359,8 @@ enum DriverEvent {
     Durable,
     /// A split may have become idle.
     Idle,
+    /// Another copy has no split left, or has ended.
+    Parked,
 }
 
 /// What to do after an event.
@@ -347,7 +396,10 @@ impl SendTimes {
 
 /// A running source. Events come one at a time, from [`SourceDriver::next_event`].
 struct SourceDriver<'a, S> {
+    task: &'a str,
     states: Option<&'a CopyStates>,
+    /// For sources whose splits can move.
+    handover: Option<SplitHandover>,
     barriers: watch::Receiver<Option<Barrier>>,
     durable: watch::Receiver<u64>,
     place: SourceTracker,
@@ -373,14 +425,14 @@ pub(crate) async fn drive<S: Source>(
     times: Option<WatermarkStrategy>,
     missed: bool,
     mut outputs: Outputs,
-    context: &TaskContext,
+    (handover, context): (Option<SplitHandover>, &TaskContext),
 ) -> Result<(), TaskError> {
     let schema = outputs.port(ROWS_PORT).schema();
     let clock = times.map(|times| SourceClock::new(times, schema, context.restored())).transpose()?;
     if context.was_finished() && !source.runs_again() {
         return end_again(source, clock, context).await;
     }
-    let mut driver = SourceDriver::new(source, clock, missed, outputs, context)?;
+    let mut driver = SourceDriver::new(source, clock, missed, outputs, (handover, context))?;
     match driver.run().await? {
         Some(epoch) => leave(driver.source, &mut driver.durable, (epoch, epoch)).await,
         None => driver.end().await,
@@ -409,8 +461,12 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         clock: Option<SourceClock>,
         missed: bool,
         outputs: Outputs,
-        context: &'a TaskContext,
+        (mut handover, context): (Option<SplitHandover>, &'a TaskContext),
     ) -> Result<Self, TaskError> {
+        if let (Some(handover), Some(restored)) = (&mut handover, context.restored()) {
+            // Others have all splits since an earlier run, so some may come back.
+            handover.has_given = restored.splits.is_empty() && !restored.split_names.is_empty();
+        }
         let place = context.sources().place(context.task(), context.copy());
         if missed {
             place.report_no_time();
@@ -422,7 +478,9 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         };
         let states = context.states();
         Ok(SourceDriver {
+            task: context.task(),
             states,
+            handover,
             // Without checkpoints there are no barriers, and everything is durable at once.
             barriers: states.map_or_else(|| watch::Sender::new(None).subscribe(), CopyStates::barriers),
             durable: states.map_or_else(|| watch::Sender::new(ALL).subscribe(), CopyStates::durable),
@@ -441,7 +499,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
 
     /// Handles events until the source ends. Returns the epoch if the job stopped at its barrier.
     async fn run(&mut self) -> Result<Option<u64>, TaskError> {
-        while !(self.ended && self.holds_nothing()) {
+        while !(self.ended && self.holds_nothing() && !self.stays().await?) {
             let event = self.next_event().await?;
             match self.handle(event).await? {
                 AfterEvent::Continue => self.tell_time().await?,
@@ -450,6 +508,19 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a copy without splits stays, because it has given some up and may get some back.
+    async fn stays(&mut self) -> Result<bool, TaskError> {
+        let Some(handover) = self.handover.as_mut().filter(|handover| handover.has_given) else { return Ok(false) };
+        if handover.park()? {
+            if let Some(clock) = &mut self.clock {
+                clock.park();
+            }
+            self.outputs.flush().await?;
+            self.tell_time().await?;
+        }
+        Ok(self.handover.as_ref().is_some_and(|handover| !handover.all_parked()))
     }
 
     fn holds_nothing(&self) -> bool {
@@ -461,6 +532,7 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         let has_room = !self.ended && self.held.as_ref().is_none_or(AtMostOnceBuffer::has_room);
         let idle_at = self.clock.as_ref().and_then(SourceClock::due);
         let (source, waiting) = (&mut self.source, self.waiting);
+        let (handover, ended) = (&mut self.handover, self.ended);
         Ok(tokio::select! {
             biased;
             Ok(()) = self.barriers.changed(), if has_states => DriverEvent::Barrier,
@@ -474,6 +546,12 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             () = async { sleep_until(idle_at.expect("asked only then").into()).await }, if idle_at.is_some() => {
                 DriverEvent::Idle
             }
+            heard = async { handover.as_mut().expect("asked only then").hear_parked().await },
+                if ended && handover.as_ref().is_some_and(|handover| handover.told_parked) =>
+            {
+                heard?;
+                DriverEvent::Parked
+            }
         })
     }
 
@@ -481,13 +559,13 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         self.waiting = match event {
             DriverEvent::Waiting => true,
             DriverEvent::Next(_) | DriverEvent::Barrier => false,
-            DriverEvent::Idle | DriverEvent::Durable => self.waiting,
+            DriverEvent::Idle | DriverEvent::Durable | DriverEvent::Parked => self.waiting,
         };
         match event {
             DriverEvent::Next(SourceEvent::End) => self.ended = true,
             DriverEvent::Next(next) => return self.on_next(next).await,
             DriverEvent::Waiting => self.outputs.flush().await?,
-            DriverEvent::Idle => {}
+            DriverEvent::Idle | DriverEvent::Parked => {}
             DriverEvent::Durable => self.on_durable().await?,
             DriverEvent::Barrier => return self.on_barrier().await,
         }
@@ -545,8 +623,29 @@ impl<'a, S: Source> SourceDriver<'a, S> {
             };
             states.save(epoch, true, snapshot);
         }
-        self.outputs.mark(&Mark::Barrier(barrier)).await?;
+        self.outputs.mark(&Mark::Barrier(barrier.clone())).await?;
+        if barrier.restarts_time() {
+            // After the barrier in the outputs, so that later tasks do not wait for this.
+            let first = self.move_splits(&barrier).await?;
+            if let Some(clock) = &mut self.clock {
+                clock.restate(first);
+            }
+        }
         Ok(if stops { AfterEvent::Stop(epoch) } else { AfterEvent::Continue })
+    }
+
+    /// Hands over the splits that move to other copies at a barrier, and takes over those that come. Returns the
+    /// earliest time of the latter.
+    async fn move_splits(&mut self, barrier: &Barrier) -> Result<Option<EventTime>, TaskError> {
+        let (Some(handover), Some(states)) = (&mut self.handover, self.states) else { return Ok(None) };
+        let Some(moves) = barrier.split_moves_of(self.task).filter(|moves| handover.takes_part(moves)) else {
+            return Ok(None);
+        };
+        let TakenSplits { moved, count, first } =
+            handover.run(&mut self.source, &mut self.clock, (barrier, moves)).await?;
+        self.ended &= count == 0;
+        states.moved(&Moves::default(), moved);
+        Ok(first)
     }
 
     fn snapshot_at(&mut self, epoch: u64) -> Result<Snapshot, TaskError> {

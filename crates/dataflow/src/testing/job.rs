@@ -315,7 +315,7 @@ impl SimulatedJob {
                 maps.insert(task.clone(), moved(route, *copies, dice));
             }
         }
-        Some(BarrierControl::Rebalance(Rebalance { maps }))
+        Some(BarrierControl::Rebalance(Rebalance { maps, ..Rebalance::default() }))
     }
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
-use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimeUnit, TimestampMillisecondType};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
@@ -22,7 +22,7 @@ use tidemill_dataflow::placement::RoundRobin;
 use tidemill_dataflow::route_map::{BUCKETS, RouteMap};
 use tidemill_dataflow::stream::EventTime;
 use tidemill_dataflow::stream::sink::Sink;
-use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
+use tidemill_dataflow::stream::source::{ReleasedSplit, Source, SourceEvent, WatermarkStrategy};
 use tidemill_dataflow::{
     DataflowError, Emitter, Graph, Operator, RunProgress, Runner, RunnerSettings, TaskContext, TaskError, TaskSpec,
 };
@@ -49,7 +49,8 @@ pub fn totals() -> SchemaRef {
 
 /// Counts up in each of its splits, a batch at a time, and fails when it is told to.
 pub struct Numbers {
-    splits: Vec<(u32, i64)>,
+    /// Splits with their next numbers; `None` for one that another copy has now.
+    splits: Vec<Option<(u32, i64)>>,
     at: usize,
     rows: i64,
     /// Batches until it fails.
@@ -64,9 +65,9 @@ impl Numbers {
                 let split = |(name, next): (&String, &Bytes)| {
                     (name.parse().unwrap(), i64::from_le_bytes(next.as_ref().try_into().unwrap()))
                 };
-                restored.splits.iter().map(split).collect()
+                restored.splits.iter().map(split).map(Some).collect()
             }
-            None => (0..SPLITS).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
+            None => (0..SPLITS).filter(|s| s % context.copies() == context.copy()).map(|s| Some((s, 0))).collect(),
         };
         Numbers { splits, at: 0, rows, fuse, pause: None }
     }
@@ -82,7 +83,7 @@ impl Source for Numbers {
         }
         for step in 0..self.splits.len() {
             let at = (self.at + step) % self.splits.len();
-            let (split, next) = &mut self.splits[at];
+            let Some((split, next)) = &mut self.splits[at] else { continue };
             if *next >= self.rows {
                 continue;
             }
@@ -101,14 +102,36 @@ impl Source for Numbers {
             let rows = RecordBatch::try_new(events(), columns)?;
             self.at = at + 1;
             self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(1))));
-            return Poll::Ready(Ok(SourceEvent::rows(split, rows)));
+            return Poll::Ready(Ok(SourceEvent::rows(at as u32, rows)));
         }
         Poll::Ready(Ok(SourceEvent::End))
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         let split = |(split, next): &(u32, i64)| (split.to_string(), Bytes::copy_from_slice(&next.to_le_bytes()));
-        Ok(self.splits.iter().map(split).collect())
+        Ok(self.splits.iter().flatten().map(split).collect())
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let mut released = Vec::new();
+        for (number, known) in (0..).zip(&mut self.splits) {
+            let rows = self.rows;
+            if let Some((split, next)) =
+                known.take_if(|(split, next)| *next < rows && splits.contains(&split.to_string()))
+            {
+                let position = Bytes::copy_from_slice(&next.to_le_bytes());
+                released.push(ReleasedSplit { name: split.to_string(), position, numbers: vec![number] });
+            }
+        }
+        Ok(released)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        let begin = self.splits.len() as u32;
+        for (name, next) in splits {
+            self.splits.push(Some((name.parse()?, i64::from_le_bytes(next.as_ref().try_into()?))));
+        }
+        Ok((begin..self.splits.len() as u32).collect())
     }
 }
 
@@ -176,6 +199,10 @@ impl Operator for Count {
         self.hasher.hash(&batch, &mut hashes)?;
         let keys = batch.column(0).as_primitive::<Int64Type>().clone();
         let places = batch.column(1).as_primitive::<Int64Type>();
+        let earliest = batch.column(2).as_primitive::<TimestampMillisecondType>().values().iter().min();
+        if let Some(late) = earliest.filter(|time| **time * 1000 < self.time.0) {
+            return Err(format!("a row of {late} ms is late, at {}", self.time).into());
+        }
         let mut out = Vec::new();
         for ((&key, &hash), place) in keys.values().iter().zip(&hashes).zip(places.values()) {
             let bucket = self.route.bucket(hash);
@@ -299,7 +326,7 @@ pub fn graph_into<S: Sink + 'static>(
     let mut graph = Graph::new("counting");
     let times = WatermarkStrategy::of("time").out_of_order(Duration::from_millis(5));
     let source = TaskSpec::source("numbers", Some(times), move |context| Ok(Numbers::new(context, rows, fuse.clone())));
-    let source = graph.add(source.output("out", events()));
+    let source = graph.add(source.movable_splits().output("out", events()));
     let count = TaskSpec::operator("count", move |context| {
         let pause = if context.copy() == 0 { pause } else { Duration::ZERO };
         Ok(Count { pause, ..Count::new(context) })

@@ -38,6 +38,13 @@ pub(super) enum SimulatedPacket {
         key: u32,
         n: u32,
     },
+    /// A split with its next row, how far its time has advanced, and whether it holds time back: handed over.
+    Split {
+        split: u32,
+        n: u32,
+        time: EventTime,
+        is_active: bool,
+    },
     Mark(Mark),
     End,
 }
@@ -207,7 +214,7 @@ fn seen(packet: &SimulatedPacket) -> RecordedItem<SimulatedRow> {
         SimulatedPacket::Row { key, n, time } => RecordedItem::Rows((*key, *n, *time)),
         SimulatedPacket::Mark(Mark::Barrier(barrier)) => RecordedItem::Barrier(barrier.epoch),
         SimulatedPacket::End => RecordedItem::End,
-        SimulatedPacket::Mark(_) | SimulatedPacket::State { .. } => RecordedItem::Other,
+        SimulatedPacket::Mark(_) | SimulatedPacket::State { .. } | SimulatedPacket::Split { .. } => RecordedItem::Other,
     }
 }
 
@@ -288,6 +295,7 @@ impl SimulatedPort {
             match packet {
                 SimulatedPacket::Row { key, n, time } => return Some(GatheredItem::Row { key, n, time }),
                 SimulatedPacket::State { key, .. } => unreachable!("state of key {key} among rows"),
+                SimulatedPacket::Split { split, .. } => unreachable!("split {split} among rows"),
                 SimulatedPacket::Mark(mark) => {
                     let gate = self.marks.mark(stream, mark);
                     self.gate(gate, stream);
@@ -313,10 +321,21 @@ impl SimulatedPort {
 
 /// A source: gives the rows of its splits, and tells their time.
 pub(super) struct CopySource {
+    task: String,
     /// Splits, with the next row of each.
     places: BTreeMap<u32, u32>,
+    /// The stream of each split in `time`.
+    streams: BTreeMap<u32, usize>,
     route: RouteMap,
     time: WatermarkMerger,
+    /// Streams on which the others hand over, by copy; `None`, when one has ended.
+    from: Vec<Option<usize>>,
+    /// What came there before the barrier that it belongs to.
+    early: VecDeque<(u32, SimulatedPacket)>,
+    /// As in `flow::SplitHandover`.
+    parked: Vec<bool>,
+    told_parked: bool,
+    has_given: bool,
     barriers: Option<watch::Receiver<Option<Barrier>>>,
 }
 
@@ -364,12 +383,28 @@ struct CopyMove {
     awaited: BTreeSet<u32>,
 }
 
+/// What a source copy does about a rebalance: `SplitHandover::run`.
+struct SplitMove {
+    barrier: Barrier,
+    /// By next reader.
+    lost: BTreeMap<u32, BTreeSet<u32>>,
+    ready: BTreeSet<u32>,
+    takers: BTreeSet<u32>,
+    givers: BTreeSet<u32>,
+    released: bool,
+    outgoing: VecDeque<(u32, SimulatedPacket)>,
+    taken: Vec<(u32, u32, EventTime, bool)>,
+    moved: u32,
+}
+
 enum MovePhase {
     /// Its driver has not begun.
     Fresh,
     Running,
     /// It takes no rows before it has what it gains.
     Moving(CopyMove),
+    /// A source reads nothing before it has what it gains.
+    MovingSplits(SplitMove),
     /// Its outputs are to be ended; then it keeps this.
     Finishing(Snapshot),
     /// It is to keep this, at its end.
@@ -427,7 +462,8 @@ impl CopySource {
         splits: &BTreeMap<u32, u32>,
         (copy, copies): (u32, u32),
         restored: Option<&RestoredState>,
-        route: &RouteMap,
+        (task, route): (&str, &RouteMap),
+        from: &[usize],
     ) -> Self {
         let places: BTreeMap<u32, u32> = match restored {
             Some(restored) => {
@@ -443,7 +479,130 @@ impl CopySource {
                 time.end_stream(stream);
             }
         }
-        CopySource { places, route: route.clone(), time, barriers: None }
+        let has_given = restored.is_some_and(|restored| restored.splits.is_empty() && !restored.split_names.is_empty());
+        CopySource {
+            task: task.to_owned(),
+            streams: places.keys().copied().zip(0..).collect(),
+            places,
+            route: route.clone(),
+            time,
+            parked: vec![false; from.len()],
+            from: from.iter().copied().map(Some).collect(),
+            early: VecDeque::new(),
+            told_parked: false,
+            has_given,
+            barriers: None,
+        }
+    }
+
+    /// The splits that it has.
+    pub(super) fn splits(&self) -> impl Iterator<Item = u32> {
+        self.places.keys().copied()
+    }
+
+    /// The beginning of `SplitHandover::run`; `None` if the copy takes no part.
+    fn begin_moving(&self, copy: u32, barrier: &Barrier) -> Option<SplitMove> {
+        let moves = barrier.split_moves_of(&self.task)?;
+        let mut lost: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        for (split, to) in moves.get(&copy).into_iter().flatten() {
+            lost.entry(*to).or_default().insert(split.parse().unwrap());
+        }
+        let gives =
+            |(from, splits): &(&u32, &BTreeMap<String, u32>)| **from != copy && splits.values().any(|to| *to == copy);
+        let givers: BTreeSet<u32> = moves.iter().filter(gives).map(|(from, _)| *from).collect();
+        if lost.is_empty() && givers.is_empty() {
+            return None;
+        }
+        let open = |copy: &u32| self.from[*copy as usize].is_some();
+        let mark = SimulatedPacket::Mark(Mark::Barrier(barrier.clone()));
+        Some(SplitMove {
+            barrier: barrier.clone(),
+            ready: lost.keys().copied().filter(open).collect(),
+            lost,
+            takers: BTreeSet::new(),
+            outgoing: givers.iter().map(|&from| (from, mark.clone())).collect(),
+            givers: givers.into_iter().filter(open).collect(),
+            released: false,
+            taken: Vec::new(),
+            moved: 0,
+        })
+    }
+
+    /// `RateSource::release` and `SourceClock::give_up`.
+    fn release(&mut self, moving: &mut SplitMove, rows: &BTreeMap<u32, u32>) {
+        moving.released = true;
+        for to in std::mem::take(&mut moving.takers) {
+            for split in &moving.lost[&to] {
+                let Some(&n) = self.places.get(split).filter(|n| **n < rows[split]) else { continue };
+                self.places.remove(split);
+                let stream = self.streams.remove(split).expect("it has been read here");
+                let is_active = self.time.is_active(stream);
+                let time = self.time.time_of(stream).max(self.time.time());
+                self.time.leave(stream);
+                self.has_given = true;
+                moving.moved += 1;
+                moving.outgoing.push_back((to, SimulatedPacket::Split { split: *split, n, time, is_active }));
+            }
+            moving.outgoing.push_back((to, SimulatedPacket::Mark(Mark::Barrier(moving.barrier.clone()))));
+        }
+    }
+
+    /// Something that another copy sends here.
+    fn hear(&mut self, lanes: &mut [SimulatedLane], random: &mut SplitMix64) -> Option<(u32, SimulatedPacket)> {
+        let there = |&from: &u32| self.from[from as usize].is_some_and(|lane| !lanes[lane].packets.is_empty());
+        let there: Vec<u32> = (0..self.from.len() as u32).filter(there).collect();
+        if there.is_empty() {
+            return None;
+        }
+        let from = there[random.below(there.len())];
+        let lane = self.from[from as usize].expect("just seen");
+        Some((from, lanes[lane].packets.pop_front().expect("just seen")))
+    }
+
+    /// `Awaited::note`.
+    fn note(&mut self, moving: &mut SplitMove, from: u32, packet: SimulatedPacket) {
+        match packet {
+            SimulatedPacket::Split { split, n, time, is_active } => moving.taken.push((split, n, time, is_active)),
+            SimulatedPacket::Mark(Mark::Barrier(barrier)) => {
+                assert_eq!(barrier.epoch, moving.barrier.epoch, "another hand-over is under way");
+                if moving.ready.remove(&from) {
+                    moving.takers.insert(from);
+                } else {
+                    moving.givers.remove(&from);
+                }
+            }
+            SimulatedPacket::Mark(mark) => self.parked[from as usize] = mark == Mark::Idle,
+            SimulatedPacket::End => {
+                self.from[from as usize] = None;
+                moving.ready.remove(&from);
+                moving.givers.remove(&from);
+            }
+            packet => unreachable!("{packet:?} where a split was due"),
+        }
+    }
+
+    /// `SplitHandover::take`, and `SourceClock::restate`.
+    fn take(&mut self, taken: &[(u32, u32, EventTime, bool)]) {
+        let mut floor = self.time.time();
+        for &(split, n, time, is_active) in taken {
+            let stream = self.time.len();
+            self.time.add();
+            self.time.advance(stream, time);
+            if is_active {
+                floor = floor.min(time);
+            } else {
+                self.time.idle(stream);
+            }
+            assert!(self.places.insert(split, n).is_none(), "split {split} was here already");
+            self.streams.insert(split, stream);
+        }
+        self.time.restate(floor);
+    }
+
+    /// What it tells the others when it has no split left, or some again.
+    fn tell(&self, copy: u32, hand: &[usize], mark: &Mark, lanes: &mut [SimulatedLane]) {
+        let others = (0..).zip(hand).filter(|(to, _)| *to != copy);
+        others.for_each(|(_, &lane)| lanes[lane].push(SimulatedPacket::Mark(mark.clone())));
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -580,6 +739,11 @@ impl SimulatedCopy {
         matches!(self.phase, MovePhase::Over)
     }
 
+    /// The splits that it reads.
+    pub(super) fn splits(&self) -> Vec<u32> {
+        if let CopyBody::Source(source) = &self.body { source.splits().collect() } else { Vec::new() }
+    }
+
     /// `CopyStates::save`.
     fn save(&mut self, run: &str, epoch: u64, whole: bool, mut snapshot: Snapshot) {
         self.last = epoch;
@@ -632,7 +796,7 @@ impl SimulatedCopy {
                 let Some(next) = next else { return false };
                 match &self.body {
                     CopyBody::Count(CountOperator { inputs, .. }) | CopyBody::Outside(SimulatedSink { inputs, .. })
-                        if !matches!(next, MovePhase::Running | MovePhase::Moving(_)) =>
+                        if !matches!(next, MovePhase::Running | MovePhase::Moving(_) | MovePhase::MovingSplits(_)) =>
                     {
                         inputs.close(with.lanes);
                         if let CopyBody::Count(CountOperator { from, .. }) = &self.body {
@@ -644,6 +808,33 @@ impl SimulatedCopy {
                     _ => {}
                 }
                 self.phase = next;
+            }
+            MovePhase::MovingSplits(mut moving) => {
+                let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+                // That it is there it says before all else.
+                let front = moving.outgoing.front().map(|(to, packet)| (self.hand[*to as usize], packet));
+                let may_send = front.is_some_and(|(lane, packet)| {
+                    matches!(packet, SimulatedPacket::Mark(_)) || with.lanes[lane].packets.len() < LANE_MAX
+                });
+                let stepped = if may_send && with.random.once_in(2) {
+                    let (to, packet) = moving.outgoing.pop_front().expect("just seen");
+                    with.lanes[self.hand[to as usize]].push(packet);
+                    true
+                } else {
+                    let early = source.early.pop_front();
+                    let heard = early.or_else(|| source.hear(with.lanes, with.random));
+                    let stepped = heard.is_some();
+                    if let Some((from, packet)) = heard {
+                        source.note(&mut moving, from, packet);
+                    }
+                    stepped
+                };
+                if moving.ready.is_empty() && !moving.released {
+                    source.release(&mut moving, &with.world.plan.splits());
+                }
+                let is_done = moving.released && moving.outgoing.is_empty() && moving.givers.is_empty();
+                self.phase = if is_done { self.moved_splits(&moving, with) } else { MovePhase::MovingSplits(moving) };
+                return stepped || may_send;
             }
             MovePhase::Moving(mut moving) => {
                 let stepped = self.step_moving(&mut moving, with);
@@ -724,6 +915,20 @@ impl SimulatedCopy {
         MovePhase::Running
     }
 
+    /// It has the splits that it gains: the rest of `SourceDriver::on_barrier`.
+    fn moved_splits(&mut self, moving: &SplitMove, with: &mut StepContext) -> MovePhase {
+        let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+        if !moving.taken.is_empty() && std::mem::take(&mut source.told_parked) {
+            source.tell(self.id.1, &self.hand, &Mark::Watermark(EventTime::MIN), with.lanes);
+        }
+        source.take(&moving.taken);
+        with.world.say(|| format!("    {:?} has moved splits: {:?}", self.id, source.places));
+        let (epoch, splits) = (moving.barrier.epoch, moving.moved);
+        with.said.push(ReportBody::Moved(MoveReport { epoch, splits, ..MoveReport::default() }));
+        self.emit_watermark(with.lanes);
+        MovePhase::Running
+    }
+
     /// What a driver does before its loop.
     fn begin(&mut self, with: &mut StepContext) -> MovePhase {
         let ended = self.restored.as_ref().is_some_and(|restored| restored.ended);
@@ -765,18 +970,52 @@ impl SimulatedCopy {
                 // What it sends from here on is behind the barrier.
                 source.route = map.clone();
             }
-            self.send(&SimulatedPacket::Mark(Mark::Barrier(barrier)), with.lanes);
-            return Some(if stop { MovePhase::Finishing(Snapshot::default()) } else { MovePhase::Running });
+            self.send(&SimulatedPacket::Mark(Mark::Barrier(barrier.clone())), with.lanes);
+            if stop {
+                return Some(MovePhase::Finishing(Snapshot::default()));
+            }
+            let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+            if let Some(moving) = source.begin_moving(self.id.1, &barrier) {
+                return Some(MovePhase::MovingSplits(moving));
+            }
+            if barrier.restarts_time() {
+                source.take(&[]);
+                self.emit_watermark(with.lanes);
+            }
+            return Some(MovePhase::Running);
         }
         let rows = with.world.plan.splits();
         let left = source.places.keys().copied().filter(|split| source.places[split] < rows[split]);
         let left: Vec<u32> = left.collect();
+        if left.is_empty() && wanted && source.has_given {
+            // `SourceDriver::stays`.
+            if !std::mem::replace(&mut source.told_parked, true) {
+                source.tell(self.id.1, &self.hand, &Mark::Idle, with.lanes);
+                source.time.add();
+                source.time.idle(source.time.len() - 1);
+                self.emit_watermark(with.lanes);
+                return Some(MovePhase::Running);
+            }
+            let is_over = |copy: usize| source.parked[copy] || source.from[copy].is_none();
+            if !(0..source.from.len()).all(|copy| copy as u32 == self.id.1 || is_over(copy)) {
+                let (from, packet) = source.hear(with.lanes, with.random)?;
+                match packet {
+                    SimulatedPacket::Mark(Mark::Barrier(_)) | SimulatedPacket::Split { .. } => {
+                        source.early.push_back((from, packet));
+                    }
+                    SimulatedPacket::Mark(mark) => source.parked[from as usize] = mark == Mark::Idle,
+                    SimulatedPacket::End => source.from[from as usize] = None,
+                    packet => unreachable!("{packet:?} between sources"),
+                }
+                return Some(MovePhase::Running);
+            }
+        }
         if left.is_empty() || !wanted {
             with.world.say(|| format!("    {:?} ends at {:?}", self.id, source.places));
             return Some(MovePhase::Finishing(source.snapshot()));
         }
         let split = left[with.random.below(left.len())];
-        let stream = source.places.keys().position(|known| *known == split).expect("it is one of its own");
+        let stream = source.streams[&split];
         if with.world.plan.idles && with.random.once_in(8) {
             source.time.idle(stream);
             self.emit_watermark(with.lanes);

@@ -11,7 +11,7 @@ use tidemill_checkpoint::coordinator::{
     ALL, CheckpointTiming, CoordinatedTask, Coordinator, CoordinatorAction, CoordinatorEvent, StartPoint, StoreFailure,
 };
 use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
-use tidemill_checkpoint::{Barrier, BarrierControl, Manifest, Rebalance, RestoredState, StoreError};
+use tidemill_checkpoint::{Barrier, BarrierControl, Manifest, Rebalance, RestoredState, SplitMoves, StoreError};
 use tidemill_sim::SplitMix64;
 
 use super::super::client::{self, SplitsOf};
@@ -73,6 +73,8 @@ pub(super) struct SimulatedJob {
     failed: Option<String>,
     /// By task that is dealt by key: which copy owns which bucket, as the coordinator knows it, and how many there are.
     routes: BTreeMap<String, (RouteMap, u32)>,
+    /// The number of copies of each source.
+    sources: Vec<(String, u32)>,
     /// Rebalances that the coordinator has heard of and not answered: of how many tasks, and whether they make sense.
     asked: BTreeMap<u64, (usize, bool)>,
     /// How many were asked for.
@@ -92,7 +94,14 @@ fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask>
     let member = |name: &&str| {
         let copies = 1 + random.below(3) as u32;
         let route = matches!(*name, "count" | "again").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-        CoordinatedTask { name: (*name).to_owned(), copies, route, why_not_movable: None, schema: None }
+        CoordinatedTask {
+            name: (*name).to_owned(),
+            copies,
+            route,
+            why_not_movable: None,
+            why_splits_stay: None,
+            schema: None,
+        }
     };
     names[..sources].iter().chain(&names[2..]).map(member).collect()
 }
@@ -130,8 +139,8 @@ struct JobStreams {
     to_count: Vec<StreamGrid>,
     to_again: StreamGrid,
     to_outside: StreamGrid,
-    /// Those on which "count" and "again" hand over.
-    hand: [StreamGrid; 2],
+    /// Those on which each task but the last hands over.
+    hand: Vec<StreamGrid>,
 }
 
 impl JobStreams {
@@ -149,7 +158,7 @@ impl JobStreams {
             to_count: (0..count).map(|task| streams(task, count)).collect(),
             to_again: streams(count, again),
             to_outside: streams(again, outside),
-            hand: [streams(count, count), streams(again, again)],
+            hand: (0..outside).map(|task| streams(task, task)).collect(),
         }
     }
 
@@ -171,8 +180,9 @@ impl JobStreams {
             let splits = plan.splits();
             let splits = splits.range(first as u32..(first + plan.rows[index].len()) as u32);
             let splits = splits.map(|(split, rows)| (*split, *rows)).collect();
-            let source = CopySource::new(&splits, (copy, members[index].copies), restored, route_of(count));
-            (CopyBody::Source(source), (self.to_count[index][of].clone(), Vec::new()))
+            let (named, hand) = ((members[index].name.as_str(), route_of(count)), &self.hand[index]);
+            let source = CopySource::new(&splits, (copy, members[index].copies), restored, named, &to(hand));
+            (CopyBody::Source(source), (self.to_count[index][of].clone(), hand[of].clone()))
         } else if index == outside {
             let replay = in_flight(restored, 0, |key| key % members[index].copies == copy);
             let inputs = CopyGather::new(vec![to(&self.to_outside)], vec![replay]);
@@ -185,7 +195,7 @@ impl JobStreams {
             let replay = (0..ports.len() as u32).map(replay).collect();
             let inputs = CopyGather::new(ports, replay);
             let (next, out) = if is_first { (Some(again), &self.to_again) } else { (None, &self.to_outside) };
-            let hand = &self.hand[index - count];
+            let hand = &self.hand[index];
             let routes = (route, next.map(route_of));
             let operator = CountOperator::new(&members[index].name, inputs, restored, routes, &to(hand));
             (CopyBody::Count(operator), (out[of].clone(), hand[of].clone()))
@@ -247,6 +257,8 @@ impl SimulatedJob {
             Some((member.name.clone(), (route, member.copies)))
         });
         let routes = keyed.collect();
+        let sources = members[..world.plan.rows.len()].iter();
+        let sources = sources.map(|member| (member.name.clone(), member.copies)).collect();
         Some(SimulatedJob {
             run,
             now: Duration::ZERO,
@@ -264,6 +276,7 @@ impl SimulatedJob {
             coordinated: false,
             failed: None,
             routes,
+            sources,
             asked: BTreeMap::new(),
             requests: 0,
         })
@@ -415,12 +428,19 @@ impl SimulatedJob {
         if !matches!(event, CoordinatorEvent::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
-        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps }) } = &event {
+        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps, splits }) } = &event
+        {
             let is_sound = |(task, map): (&String, &RouteMap)| {
                 let (now, copies) = &self.routes[task];
                 map.version() > now.version() && map.copies().all(|copy| copy < *copies)
             };
-            self.asked.insert(*id, (maps.len(), maps.iter().all(is_sound)));
+            let may_move = |(task, moves): (&String, &SplitMoves)| {
+                let copies = self.sources.iter().find(|(name, _)| name == task).expect("it is a source").1;
+                let mut named = moves.iter().flat_map(|(from, to)| to.values().map(move |to| (*from, *to)));
+                named.all(|(from, to)| from != to && from < copies && to < copies)
+            };
+            let is_sound = maps.iter().all(is_sound) && splits.iter().all(may_move);
+            self.asked.insert(*id, (maps.len(), is_sound));
         }
         for action in self.coordinator.handle(self.now, 0, event) {
             world.say(|| match &action {
@@ -454,6 +474,7 @@ impl SimulatedJob {
                     assert!(sound || outcome.is_err(), "buckets have moved that cannot");
                     world.moved += usize::from(outcome.is_ok());
                     world.moved_together += usize::from(outcome.is_ok() && tasks > 1);
+                    world.moved_splits += outcome.map_or(0, |moved| moved.splits as usize);
                 }
                 CoordinatorAction::Warn(_) => {}
                 CoordinatorAction::Fail(reason) => {
@@ -554,6 +575,24 @@ impl SimulatedJob {
         }
     }
 
+    /// Some splits of a source, mostly where they are now, for other copies.
+    fn split_moves(&self, task: u32, random: &mut SplitMix64) -> SplitMoves {
+        let copies = self.sources[task as usize].1 as usize + usize::from(random.once_in(20));
+        let mut moves = SplitMoves::new();
+        let one = random.one_of(&[0, 1, 1]) as usize;
+        for (from, splits) in self.copies.iter().filter(|copy| copy.id.0 == task).map(|copy| (copy.id.1, copy.splits()))
+        {
+            for split in splits {
+                let to = if one == 0 { 0 } else { random.below(copies) as u32 };
+                if (to != from || random.once_in(50)) && !random.once_in(4) {
+                    let from = if random.once_in(20) { (from + 1) % copies as u32 } else { from };
+                    moves.entry(from).or_default().insert(split.to_string(), to);
+                }
+            }
+        }
+        moves
+    }
+
     /// A rebalance of one task or several, which may be of another time, or of copies that there are not.
     fn rebalance(&self, random: &mut SplitMix64) -> Rebalance {
         let (first, mut maps) = (random.below(self.routes.len()), BTreeMap::new());
@@ -573,6 +612,17 @@ impl SimulatedJob {
             let version = route.version() + random.one_of(&[0, 1, 1, 1, 2]) as u64;
             maps.insert(task.clone(), RouteMap::new(version, owners));
         }
-        Rebalance { maps }
+        let mut splits = BTreeMap::new();
+        if random.once_in(2) {
+            if random.once_in(2) {
+                maps.clear();
+            }
+            let task = random.below(self.sources.len());
+            let moves = self.split_moves(task as u32, random);
+            if !moves.is_empty() {
+                splits.insert(self.sources[task].0.clone(), moves);
+            }
+        }
+        Rebalance { maps, splits }
     }
 }

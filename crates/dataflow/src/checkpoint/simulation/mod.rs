@@ -9,7 +9,7 @@
 //! write seemed to fail, or arrive long after their job has ended; a clock that jumps, so that checkpoints are
 //! abandoned; duplicate control frames; barriers that stop the job, requested at any time and more than once; sources
 //! without rows; sinks that are full and ask for a checkpoint; buckets that move, or are asked to move to invalid
-//! owners, of one task or of two at once.
+//! owners, of one task or of two at once; splits of sources that move in the same way.
 //!
 //! Invariants: a manifest is consistent over all splits, keys and sinks; nothing is visible outside that is not in a
 //! checkpoint; each key's rows are visible once and in order; a copy gets only rows of its own buckets, and has their
@@ -159,6 +159,8 @@ pub(super) struct OutsideWorld {
     moved: usize,
     /// Of these, those of several tasks.
     moved_together: usize,
+    /// Splits that other copies have taken over.
+    moved_splits: usize,
     /// Rows that barriers have overtaken.
     overtaken: usize,
     /// Checkpoints that full sinks have asked for.
@@ -192,6 +194,7 @@ impl OutsideWorld {
             runs: 0,
             moved: 0,
             moved_together: 0,
+            moved_splits: 0,
             overtaken: 0,
             full: 0,
             early: 0,
@@ -428,15 +431,15 @@ fn story(seed: u64, tell: bool) -> (usize, OutsideWorld) {
 #[test]
 fn whatever_fails_every_row_counts_once() {
     if let Ok(seed) = std::env::var("SIMULATION_SEED") {
-        let (steps, OutsideWorld { runs, moved, moved_together, overtaken, full, .. }) =
+        let (steps, OutsideWorld { runs, moved, moved_together, moved_splits, overtaken, full, .. }) =
             story(seed.parse().expect("a seed is a number"), true);
         println!(
-            "{steps} steps, {runs} runs, {moved} rebalances, {moved_together} of both tasks, {overtaken} rows overtaken, \
-             sinks full {full} times"
+            "{steps} steps, {runs} runs, {moved} rebalances, {moved_together} of both tasks, {moved_splits} splits moved, \
+             {overtaken} rows overtaken, sinks full {full} times"
         );
         return;
     }
-    let (mut steps, mut runs, mut moved, mut together) = (0, 0, 0, 0);
+    let (mut steps, mut runs, mut moved, mut together, mut splits) = (0, 0, 0, 0, 0);
     let (mut overtaken, mut full, mut early, mut settled) = (0, 0, 0, 0);
     let seeds = share_of_seeds(SEEDS);
     for seed in 0..seeds {
@@ -448,18 +451,20 @@ fn whatever_fails_every_row_counts_once() {
         runs += world.runs;
         moved += world.moved;
         together += world.moved_together;
+        splits += world.moved_splits;
         overtaken += world.overtaken;
         full += world.full;
         early += world.early;
         settled += world.settled;
     }
     println!(
-        "{seeds} seeds: {runs} runs, {steps} steps, {moved} rebalances, {together} of both tasks, {overtaken} rows \
-         overtaken, sinks full {full} times, {early} sinks done before others, {settled} times all was committed"
+        "{seeds} seeds: {runs} runs, {steps} steps, {moved} rebalances, {together} of both tasks, {splits} splits \
+         moved, {overtaken} rows overtaken, sinks full {full} times, {early} sinks done before others, {settled} times all was committed"
     );
     assert!(overtaken > 10 * seeds as usize, "hardly any row was overtaken");
     assert!(moved > seeds as usize, "hardly anything has moved");
     assert!(together > seeds as usize / 4, "hardly anything of both tasks has moved at once");
+    assert!(splits > seeds as usize, "hardly any split has moved");
     assert!(full > seeds as usize, "hardly any sink was full");
     assert!(early > seeds as usize / 10, "hardly any sink had nothing left while others went on");
     assert!(settled > seeds as usize / 2, "hardly any run has ended with all committed");

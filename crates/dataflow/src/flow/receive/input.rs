@@ -202,6 +202,9 @@ impl Input {
     pub(crate) fn add_edge(&mut self, edge: &Arc<EdgeRuntime>) {
         for source in 0..edge.sources() {
             let over = !edge.has_stream(source, self.target);
+            if over && let Some(marks) = &mut self.marks {
+                marks.set_of_some();
+            }
             self.open += usize::from(!over);
             if let Some(end) = edge.rounds {
                 let by_epoch = edge.round_unit == RoundUnit::Epoch;
@@ -213,6 +216,11 @@ impl Input {
             }
             self.streams.push(StreamEnd { edge, source, decoder: None, blocks: 0, rows: 0, over });
         }
+    }
+
+    /// Whether only some copies of a task before send here.
+    pub(crate) fn is_of_some(&self) -> bool {
+        self.marks.as_ref().is_some_and(MarkMerger::is_of_some)
     }
 
     /// The schema of what arrives here; `None` if no edge leads here.

@@ -8,7 +8,7 @@ use tidemill_checkpoint::marks::MarkMerger;
 
 use super::input::{Input, StreamElement};
 use crate::error::DataflowError;
-use crate::flow::BucketHandover;
+use crate::flow::{BucketHandover, Handover, SplitHandover};
 
 /// A copy that always finds something to do yields its thread after this long: other copies may have a barrier to
 /// pass on.
@@ -23,22 +23,36 @@ pub struct Inputs {
     first: usize,
     /// The marks of the ports together.
     marks: MarkMerger,
-    /// For operators that can hand over their state.
-    handover: Option<BucketHandover>,
+    /// For operators and sources that can hand over what they have.
+    handover: Option<Handover>,
     /// Since when the copy has not waited.
     busy_since: Option<Instant>,
 }
 
 impl Inputs {
-    pub(crate) fn new(inputs: Vec<Input>, handover: Option<BucketHandover>) -> Self {
+    pub(crate) fn new(inputs: Vec<Input>, handover: Option<Handover>) -> Self {
         let mut marks = MarkMerger::default();
         (0..inputs.len()).for_each(|port| marks.add(port, false));
+        if inputs.iter().any(Input::is_of_some) {
+            marks.set_of_some();
+        }
         Inputs { ended: vec![false; inputs.len()], ports: inputs, first: 0, marks, handover, busy_since: None }
     }
 
     /// The ends of the edge on which the copies of the task hand over buckets.
     pub(crate) fn take_handover(&mut self) -> Option<BucketHandover> {
-        self.handover.take()
+        match self.handover.take() {
+            Some(Handover::Buckets(handover)) => Some(handover),
+            Some(Handover::Splits(_)) | None => None,
+        }
+    }
+
+    /// The ends of the edge on which the copies of a source hand over splits.
+    pub(crate) fn take_split_handover(&mut self) -> Option<SplitHandover> {
+        match self.handover.take() {
+            Some(Handover::Splits(handover)) => Some(handover),
+            Some(Handover::Buckets(_)) | None => None,
+        }
     }
 
     /// The number of ports.
