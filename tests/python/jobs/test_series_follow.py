@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tidemill import series
+from tidemill.apps import series as app
 from tidemill.viz import FrameError, FrameReader
 
 HEAD = "date,ticker,price,volume,split\n"
@@ -733,24 +734,29 @@ def test_following_with_other_options_is_refused(tmp_path: Path) -> None:
     assert b"has frames already; --overwrite replaces them" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ((), 2, "--checkpoint is for --follow"),
-        (("--follow", "--overwrite"), 2, "remove the frames and the checkpoints instead"),
-        (("--follow",), 1, "out has frames already; --overwrite replaces them"),
-        (("--follow", "--window", "20q"), 1, "--window (length=) '20q': write a length like 250d"),
-    ],
-)
-def test_what_cannot_be_a_running_stream(words: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_a_running_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "prices.csv", tmp_path / "out"
     path.write_text(HEAD + "".join(rows(range(24))))
-    assert launched.run("series", path, "--window", "20d", "--shift", "2d", "--out", out).returncode == 0
-    options = {"--window": "20d", "--shift": "2d"}
-    told = [word for option in options.items() if option[0] not in words for word in option]
-    done = launched.run("series", path, "--out", out, "--checkpoint", tmp_path / "checkpoints", *told, *words)
-    assert done.returncode == code
-    assert message in done.stderr.decode()
+    window = ["--window", "20d", "--shift", "2d"]
+    assert launched.run("series", path, *window, "--out", out).returncode == 0
+    command = [str(path), "--out", str(out), "--checkpoint", str(tmp_path / "checkpoints")]
+
+    def refused(*words: str) -> str:
+        assert app.main([*command, *words]) == 1
+        return capsys.readouterr().err
+
+    assert "out has frames already; --overwrite replaces them" in refused(*window, "--follow")
+    assert "--window (length=) '20q': write a length like 250d" in refused(
+        "--window", "20q", "--shift", "2d", "--follow"
+    )
+    for words, message in [
+        ([], "--checkpoint is for --follow"),
+        (["--follow", "--overwrite"], "remove the frames and the checkpoints instead"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            app.main([*command, *window, *words])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.sampled(2)

@@ -77,7 +77,7 @@ def is_on_disk(folder: Path, query: str, env: dict[str, str]) -> bool:
     return any(worker["worker"] == 1 and worker["spilled_bytes"] > at_least for worker in launched.statuses(env))
 
 
-@pytest.mark.sampled(1, always=("windows",))
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_a_kill_while_state_is_on_disk(folder: Path, query: str) -> None:
     """A worker is killed when there is a checkpoint of state on disk; the job resumes from it, and is exact."""
@@ -131,7 +131,7 @@ def test_a_spill_disk_that_fills_up(folder: Path, query: str) -> None:
     check(folder, query)
 
 
-@pytest.mark.sampled(1, always=("windows",))
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", state_job.QUERIES)
 def test_keys_that_move_with_state_on_disk(folder: Path, query: str) -> None:
     """Buckets change owners while most of their state is on disk, and no result is affected."""
