@@ -27,7 +27,7 @@ pub struct Case {
 /// Up to this number of ranks, every run tries all cases of a matrix: powers of two and both their neighbors.
 const RANKS_ALWAYS: u32 = 9;
 
-/// The share of the other cases that a run tries (`SIMULATION_EFFORT`; 1 in `make test-all`), and the seed to draw them.
+/// The share of the other cases that a run tries (`SIMULATION_EFFORT`; 1 in `make test-all`), and the seed of the draw.
 static DRAW: LazyLock<(f64, u64)> = LazyLock::new(|| {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<f64>().expect(name));
     (number("SIMULATION_EFFORT").unwrap_or(0.2), number("TIDEMILL_TEST_SEED").unwrap_or(0.0) as u64)
@@ -91,8 +91,8 @@ pub fn input(seed: u64, rank: u32, index: usize) -> u64 {
 }
 
 impl Case {
-    /// Whether this run tries the case. The cost of a matrix grows with the third power of its ranks, so a run draws some
-    /// of the cases with many ranks; over time, all of them run.
+    /// Whether this run tries the case. The cost of a matrix grows with the third power of its ranks, so a run draws
+    /// some of the cases with many ranks; over time, all of them run.
     pub fn is_drawn(&self) -> bool {
         let (share, seed) = *DRAW;
         let drawn = Random(seed ^ self.seed << 24 ^ self.collective as u64 ^ u64::from(self.size) << 8).next();
