@@ -73,7 +73,7 @@ SETTINGS = {
         sources=4,
         rounds=2,
         enough_s=0.3,
-        timeout_s=120,
+        timeout_s=300,
         sync=networks_sync.Setting(4, (100, 10), ("A/4", "roads"), repeats=1),
     ),
     "tiny": Setting(

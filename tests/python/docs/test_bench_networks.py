@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import benched
 import numpy as np
 import pytest
-from harness import graphs, networks, networks_sync
+from harness import graphs, networks, networks_programs, networks_sync
 
 PEERS = benched.BENCH / ".peers" / "networks" / ".stamp"
 
@@ -20,9 +21,11 @@ PEERS = benched.BENCH / ".peers" / "networks" / ".stamp"
 def test_tiny_run_computes_on_networks(tiny: Path) -> None:
     path = next(tiny.glob("tiny-*.json"))
     found = json.loads(path.read_text())["networks"]
-    (case,) = found["cases"]
-    assert set(case["kernel_s"]) == set(networks.KERNELS) and case["failures"] == {} and case["different"] == []
-    assert all(set(of) == {"tidemill-1", "tidemill-2"} for of in case["kernel_s"].values())
+    kernels, flow = found["cases"]
+    assert {*kernels["kernel_s"], *flow["kernel_s"]} == set(networks.KERNELS) and set(flow["kernel_s"]) == {"flow"}
+    for case in found["cases"]:
+        assert case["failures"] == {} and case["different"] == []
+        assert all(set(of) == {"tidemill-1", "tidemill-2"} for of in case["kernel_s"].values())
     assert "## Networks" in path.with_suffix(".md").read_text()
     if found["sync"]["missing"]:
         return
@@ -35,13 +38,22 @@ def test_tiny_run_computes_on_networks(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not PEERS.exists(), reason="peers are not installed: run bench/setup_peers.sh networks")
 def test_tiny_run_beside_peers(tmp_path: Path) -> None:
-    command = [sys.executable, str(benched.BENCH / "run.py"), "--tiny", "--only", "networks", "--cases", "kronecker"]
+    command = [
+        sys.executable,
+        str(benched.BENCH / "run.py"),
+        "--tiny",
+        "--only",
+        "networks",
+        "--cases",
+        "kronecker,flow",
+    ]
     command += ["--systems", ",".join(("tidemill", *networks.LIBRARIES)), "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (case,) = benched.results(tmp_path)["networks"]["cases"]
-    assert case["failures"] == {} and case["different"] == []
-    assert {*networks.LIBRARIES, "tidemill-1", "tidemill-2"} == set(case["kernel_s"]["pagerank"])
+    kernels, flow = benched.results(tmp_path)["networks"]["cases"]
+    assert all(case["failures"] == {} and case["different"] == [] for case in (kernels, flow))
+    found = {*kernels["kernel_s"]["pagerank"], *flow["kernel_s"]["flow"]}
+    assert found == {*networks.LIBRARIES, "tidemill-1", "tidemill-2"}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +79,35 @@ def test_graphs_are_seeded_and_clean(made) -> None:
 def test_first_of_equal_links_has_its_length() -> None:
     graph = graphs.Graph.of("", np.array([7, 7, 9, 7]), np.array([9, 9, 9, 5]), np.array([3, 4, 5, 6]))
     assert graph.nodes == 3 and graph.links.tolist() == [[1, 0], [1, 2]] and graph.lengths.tolist() == [6, 3]
+
+
+def test_flows_are_read_with_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capacities of parallel links add up, and source and sink are found among the nodes that are left."""
+    problem = "c told\np max 9 5\nn 8 s\nn 3 t\na 8 5 4\na 5 3 2\na 5 3 5\na 5 5 9\na 8 3 1\n"
+    (tmp_path / graphs.FLOWS["flow-roads"]).write_bytes(gzip.compress(problem.encode()))
+    monkeypatch.setattr(graphs, "DATA", tmp_path)
+    made = graphs.flows("flow-roads")
+    assert made.nodes == 3 and made.flow == (2, 0)
+    assert made.links.tolist() == [[1, 0], [2, 0], [2, 1]] and made.lengths.tolist() == [7, 1, 4]
+    assert not networks.unfit("ortools-1", made) and networks.unfit("networkit-2", made)
+    assert networks.unfit("ortools-1", graphs.grid("", 3))
+
+
+def test_what_libgrape_lite_writes(tmp_path: Path) -> None:
+    """A file for each worker; nodes that were not reached have the largest integer, or infinity."""
+    (tmp_path / "result_frag_0").write_text("2 1\n0 0\n")
+    (tmp_path / "result_frag_1").write_text("1 9223372036854775807\n3 infinity\n")
+    assert networks_programs.grape_answer("bfs", tmp_path, 4).tolist() == [0, np.inf, 1, np.inf]
+    assert networks_programs.grape_answer("components", tmp_path, 4).tolist() == [4, 1]
+
+
+def test_iterations_of_pagerank_are_counted() -> None:
+    """As many as networkx's rule takes: of two nodes that link to each other none is needed after the first."""
+    pair = graphs.Graph("", np.array([[0, 1], [1, 0]]), np.ones(2), 2)
+    assert networks_programs.iterations(pair) == 1
+    star = graphs.Graph("", np.array([[0, 1], [0, 2], [1, 0], [2, 0]]), np.ones(4), 3)
+    # The error is multiplied by -0.85 each time.
+    assert networks_programs.iterations(star) == pytest.approx(np.log(1e-6) / np.log(0.85), abs=5)
 
 
 def test_a_grid_takes_the_place_of_roads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
