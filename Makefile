@@ -69,6 +69,12 @@ test-rust: setup ## Run the Rust tests, documentation included
 test-python: setup setup-s3 ## Run the Python and multi-process tests
 	@$(BIN)/python tools/run-tests python
 
+# Not with our configuration, which a package below this folder would have.
+.PHONY: test-networkx
+test-networkx: setup ## Run networkx's own tests with the backend
+	NETWORKX_TEST_BACKEND=tidemill NETWORKX_FALLBACK_TO_NX=True \
+		$(BIN)/python -m pytest -c /dev/null -p no:cacheprovider -q -n 4 --pyargs networkx
+
 TARGET ?= $(sort $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))))
 SECONDS ?= 60
 

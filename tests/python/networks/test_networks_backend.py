@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +170,42 @@ def test_networks_need_no_conversion() -> None:
     assert nx.pagerank(net) == pytest.approx(nx.pagerank(net.to_networkx()))
     assert nx.single_source_dijkstra_path_length(net, "a") == {"a": 0, "b": 1, "c": 3}
     assert nx.is_strongly_connected(net)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@needs_entry_point
+def test_networkx_s_own_tests_of_these_functions(tmp_path: Path) -> None:
+    """Its whole suite takes minutes: `make test-networkx`."""
+    tested = (
+        "centrality/tests/test_betweenness_centrality.py",
+        "community/tests/test_leiden.py",
+        "community/tests/test_louvain.py",
+        "components",
+        "flow/tests/test_maxflow.py",
+        "flow/tests/test_mincost.py",
+        "link_analysis/tests/test_pagerank.py",
+        "shortest_paths",
+        "tests/test_cluster.py",
+        "tests/test_core.py",
+        "tests/test_dag.py",
+        "tree/tests/test_mst.py",
+    )
+    algorithms = Path(nx.__file__).parent / "algorithms"
+    # Not with our configuration, which a package below our folder would have.
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", "-q"]
+    env = {**os.environ, "NETWORKX_TEST_BACKEND": "tidemill", "NETWORKX_FALLBACK_TO_NX": "True"}
+    done = subprocess.run(
+        [*command, *(str(algorithms / name) for name in tested)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 500, done.stdout
 
 
 def test_signatures_are_networkx_s() -> None:
