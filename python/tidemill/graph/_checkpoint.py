@@ -34,6 +34,11 @@ def _refused(task: Task, edges: Sequence[Edge]) -> str | None:
         return (
             "its function reads its input by itself, and how far it has come is not known; pass each=True and a function of one "
             "message, which keeps what it needs in context.state"
+            + (
+                ", and runs queries and solvers on that message; a stream cannot begin in the middle: put it into a source, "
+                "together with what leads to it"
+            )
+            * task._info.program
         )
     if not task.inputs and len(task.outputs) != 1:
         return f"a source has one output port there, not {', '.join(task.outputs)}; use a source for each"

@@ -575,6 +575,24 @@ def test_a_worker_that_is_killed_in_a_loop(tmp_path: Path) -> None:
     )
 
 
+def test_a_worker_that_is_killed_in_a_function_that_another_spawned(tmp_path: Path) -> None:
+    """The others wait for what it would return, run a function that it does not wait for any more, or serve."""
+    lost(
+        tmp_path,
+        """
+        def ends():
+            os.kill(os.getpid(), 9)
+        def work(out, context):
+            others = [context.spawn(time.sleep, 1000, worker=2), context.spawn(int, 7, worker=1)]
+            assert others[1].result() == 7
+            context.spawn(ends, worker=1).result()
+        graph = tm.Graph(spawns=True)
+        work = graph.source("work", work, parallelism=1)
+        graph.connect(work, graph.sink("end", lambda ns, context: list(ns), parallelism=1), x.gather())
+        """,
+    )
+
+
 @pytest.mark.parametrize("function", ["time.sleep(1000)", "for _ in numbers: time.sleep(0.01)"])
 def test_interrupt(function: str, tmp_path: Path) -> None:
     """Ctrl-C on one of two workers ends the run on both, and the program can go on."""

@@ -1,7 +1,8 @@
 """A graph that makes checkpoints, and whose workers are killed.
 
 Run as ``graph_job.py FOLDER``: two sources send numbers, one of which says where it goes on, and one of which begins anew; a task
-squares them, sinks keep sums by key and of rounds, and worker 0 writes what they kept to FOLDER/found.json; pids go to FOLDER/pids.
+squares them, another runs a query on some, sinks keep sums by key, of rounds and of queries, and worker 0 writes what they kept to
+FOLDER/found.json; pids go to FOLDER/pids.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import tidemill as tm
 
 MESSAGES, ROWS, KEYS = 250, 8, 7
+#: Each such round is queried.
+QUERIED = 25
 
 
 def message(copy: int, number: int) -> dict[str, list[int]]:
@@ -39,6 +42,19 @@ def square(rows: tm.Table, out: Any, context: Any) -> None:
     out.send({"key": columns["key"], "square": columns["n"] ** 2})
 
 
+def query(rows: tm.Table, out: Any, context: Any) -> None:
+    """Join a round with a table, and sum it up by what is found there: a batch query on the workers of all copies."""
+    context.state = (context.state or 0) + 1
+    if context.state % QUERIED == 1:
+        with tm.group(context.comm):
+            parities = tm.from_dict({"key": range(KEYS), "parity": [key % 2 for key in range(KEYS)]})
+            joined = tm.from_arrow(rows).join(parities, on="key")
+            sums = joined.group_by("parity").agg(n=tm.col("n").sum()).sort("parity").collect()
+        # Each copy has the result, and has been called with the same rows.
+        if context.copy == 0:
+            out.send(sums)
+
+
 def by_key(rows: tm.Table, context: Any) -> None:
     """Keep how many rows each key has, and their sum."""
     context.state = context.state or (Counter[int](), Counter[int]())
@@ -58,6 +74,10 @@ def graph() -> tm.Graph:
     graph.connect(source, squares, tm.exchange.partition())
     sums = graph.sink("sums", by_key, parallelism=2, each=True)
     graph.connect(squares, sums, tm.exchange.partition("key"))
+    queries = graph.compute("queries", query, schema={"parity": "int64", "n": "int64"}, comm=True, each=True)
+    graph.connect(source, queries, tm.exchange.broadcast(rounds="strict"))
+    queried = graph.sink("queried", of_rounds, parallelism=1, each=True)
+    graph.connect(queries, queried, tm.exchange.gather())
     rounds = graph.sink("rounds", of_rounds, parallelism=1, each=True)
     graph.connect(source, rounds, tm.exchange.reduce({"n": "sum"}, rounds="strict"))
     return graph
@@ -71,6 +91,11 @@ def expected() -> dict[str, Any]:
         "sums": {
             str(key): [sum(k == key for k, _ in pairs), sum(n * n for k, n in pairs if k == key)] for key in range(KEYS)
         },
+        "queried": [
+            sum(n for one in both for key, n in zip(one["key"], one["n"], strict=True) if key % 2 == parity)
+            for both in sent[::QUERIED]
+            for parity in range(2)
+        ],
         "rounds": [sum(sum(one["n"]) for one in both) for both in sent],
     }
 
@@ -81,6 +106,7 @@ def found(result: Any) -> dict[str, Any]:
         "sums": {
             str(key): [count, sums[key]] for counts, sums in result["sums"].values() for key, count in counts.items()
         },
+        "queried": result["queried"][0],
         "rounds": result["rounds"][0],
     }
 
