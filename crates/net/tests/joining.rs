@@ -249,8 +249,8 @@ fn the_end_of_rank_0_while_workers_join_reaches_all() {
     assert!(texts.iter().all(|text| text.contains("interrupted")), "{texts:?}");
 }
 
-/// Rank 0 has welcomed all, but one of them ends before it reads that: whoever is connected through it must not wait for
-/// it, nor name another. Ranks 3 and 4 are leaves below 2, which is below 1; 14 is elsewhere.
+/// Rank 0 has welcomed all, but one of them ends before it reads that: whoever is connected through it must not wait
+/// for it, nor name another. Ranks 3 and 4 are leaves below 2, which is below 1; 14 is elsewhere.
 #[test]
 fn a_worker_that_ends_just_as_all_have_joined_is_named_on_all_others() {
     let ends = |victim: u32| {
@@ -289,7 +289,8 @@ fn a_worker_that_ends_just_as_all_have_joined_is_named_on_all_others() {
         stops.store(true, Ordering::Relaxed);
         assert!(wait_for(&is_stopped, PATIENCE), "rank {victim} does not wait");
         survivors.push(survivor(job.config(14)));
-        // On a very busy machine it may have been stopped before it was in its place: it joins then, and ends afterwards.
+        // On a very busy machine it may have been stopped before it was in its place: then it joins, and ends
+        // afterwards.
         if wait_for(&all_joined, Duration::from_secs(5)) {
             is_killed.store(true, Ordering::Relaxed);
         }

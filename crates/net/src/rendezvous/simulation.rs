@@ -77,7 +77,7 @@ impl Failure {
 
 /// How a worker's start ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Outcome {
+enum StartOutcome {
     Started,
     Failed(Failure),
     Killed,
@@ -166,7 +166,7 @@ struct Simulation {
     root: RootStage,
     /// By rank; rank 0 is never here.
     workers: Vec<Option<Model>>,
-    outcomes: Vec<Option<Outcome>>,
+    outcomes: Vec<Option<StartOutcome>>,
     next_address: u32,
     /// How often rank 0 has no descriptor left for a leaf that waits.
     refusals_left: u32,
@@ -358,7 +358,7 @@ impl Simulation {
                 let others: Vec<usize> = self.other_links();
                 match &self.outcomes[0] {
                     None => {}
-                    Some(Outcome::Failed(failure)) => self.dismiss(others, &failure.clone()),
+                    Some(StartOutcome::Failed(failure)) => self.dismiss(others, &failure.clone()),
                     Some(_) => others.into_iter().for_each(|link| self.close(link, 1)),
                 }
                 if self.outcomes[0].is_none() {
@@ -443,14 +443,14 @@ impl Simulation {
 
     fn kill(&mut self, rank: Rank) {
         // One that has failed has ended already.
-        if matches!(self.outcomes[rank.index()], Some(Outcome::Failed(_) | Outcome::Killed)) {
+        if matches!(self.outcomes[rank.index()], Some(StartOutcome::Failed(_) | StartOutcome::Killed)) {
             return;
         }
         self.killed.insert(rank);
         if rank != Rank(0) {
             self.end(rank);
             let comes_again = self.trouble.come_again && matches!(self.root, RootStage::Joining);
-            self.outcomes[rank.index()] = (!comes_again).then_some(Outcome::Killed);
+            self.outcomes[rank.index()] = (!comes_again).then_some(StartOutcome::Killed);
             return;
         }
         let told = match std::mem::replace(&mut self.root, RootStage::Ended) {
@@ -460,7 +460,7 @@ impl Simulation {
         let links: Vec<usize> = self.links.values().chain(self.doubted.values()).copied().chain(told).collect();
         links.into_iter().for_each(|link| self.close(link, 1));
         self.calling.clear();
-        self.outcomes[0] = Some(Outcome::Killed);
+        self.outcomes[0] = Some(StartOutcome::Killed);
     }
 
     /// A worker ends because the job does not start, and tells its children why.
@@ -474,7 +474,7 @@ impl Simulation {
             self.dismiss(untold, &failure);
         }
         self.end(rank);
-        self.outcomes[rank.index()] = Some(Outcome::Failed(failure));
+        self.outcomes[rank.index()] = Some(StartOutcome::Failed(failure));
     }
 
     fn worker_step(&mut self, rank: Rank) {
@@ -484,7 +484,7 @@ impl Simulation {
         let Some(mut model) = self.workers[rank.index()].take() else {
             // A launcher that starts a worker again has not noticed that the job is over.
             if !matches!(self.root, RootStage::Joining) && self.killed.contains(&rank) {
-                self.outcomes[rank.index()] = Some(Outcome::Killed);
+                self.outcomes[rank.index()] = Some(StartOutcome::Killed);
                 return;
             }
             return self.start(rank, false);
@@ -494,7 +494,7 @@ impl Simulation {
             model.exchange = Some(exchange);
             self.workers[rank.index()] = Some(model);
             match outcome {
-                Some(Outcome::Failed(failure)) => self.fail(rank, failure),
+                Some(StartOutcome::Failed(failure)) => self.fail(rank, failure),
                 outcome => self.outcomes[rank.index()] = outcome,
             }
             return;
@@ -704,7 +704,7 @@ impl Simulation {
     // --- the first exchange, as in `crate::control::exchange` ---
 
     /// Returns how it ends, if it does.
-    fn exchange_step(&mut self, rank: Rank, exchange: &mut ModelExchange) -> Option<Outcome> {
+    fn exchange_step(&mut self, rank: Rank, exchange: &mut ModelExchange) -> Option<StartOutcome> {
         let outcome = match &exchange.stage {
             ExchangeStage::Collecting => self.collect(rank, exchange),
             ExchangeStage::Reporting(own) => {
@@ -713,32 +713,32 @@ impl Simulation {
                 let parent = self.tree.parent(rank).unwrap();
                 match read {
                     Read::Nothing => None,
-                    Read::Message(message) => Some(Outcome::Failed(Failure::announced(&message).unwrap_or(own))),
-                    Read::End => Some(Outcome::Failed(Failure::Lost(parent))),
+                    Read::Message(message) => Some(StartOutcome::Failed(Failure::announced(&message).unwrap_or(own))),
+                    Read::End => Some(StartOutcome::Failed(Failure::Lost(parent))),
                 }
             }
             ExchangeStage::Waiting => match self.read(exchange.up.unwrap(), 0) {
                 Read::Nothing => None,
-                Read::Message(message) if message.kind == ControlKind::Gathered => Some(Outcome::Started),
+                Read::Message(message) if message.kind == ControlKind::Gathered => Some(StartOutcome::Started),
                 Read::Message(message) => {
                     let failure = Failure::announced(&message);
-                    Some(Outcome::Failed(failure.unwrap_or_else(|| panic!("{:?} in an exchange", message.kind))))
+                    Some(StartOutcome::Failed(failure.unwrap_or_else(|| panic!("{:?} in an exchange", message.kind))))
                 }
-                Read::End => Some(Outcome::Failed(Failure::Lost(self.tree.parent(rank).unwrap()))),
+                Read::End => Some(StartOutcome::Failed(Failure::Lost(self.tree.parent(rank).unwrap()))),
             },
         };
         let children: Vec<usize> = exchange.children.iter().map(|(_, connection, _)| *connection).collect();
         match &outcome {
-            Some(Outcome::Started) => {
+            Some(StartOutcome::Started) => {
                 children.into_iter().for_each(|c| self.send(c, 1, ControlKind::Gathered, Rank(0), Vec::new()));
             }
-            Some(Outcome::Failed(failure)) => self.dismiss(children, failure),
+            Some(StartOutcome::Failed(failure)) => self.dismiss(children, failure),
             _ => {}
         }
         outcome
     }
 
-    fn collect(&mut self, rank: Rank, exchange: &mut ModelExchange) -> Option<Outcome> {
+    fn collect(&mut self, rank: Rank, exchange: &mut ModelExchange) -> Option<StartOutcome> {
         let turn = self.random.below(exchange.children.len() as u64 + 1) as usize;
         if let Some((child, connection, complete)) = exchange.children.get_mut(turn).filter(|child| !child.2) {
             let (child, subtree) = (*child, self.tree.subtree(*child));
@@ -762,7 +762,7 @@ impl Simulation {
                 },
             };
             match (found, exchange.up) {
-                (Some(lost), None) => return Some(Outcome::Failed(Failure::Lost(lost))),
+                (Some(lost), None) => return Some(StartOutcome::Failed(Failure::Lost(lost))),
                 (Some(lost), Some(up)) => {
                     self.send(up, 0, ControlKind::Lost, lost, Vec::new());
                     exchange.stage = ExchangeStage::Reporting(Failure::Lost(lost));
@@ -773,17 +773,19 @@ impl Simulation {
         } else if let Some(up) = exchange.up {
             match self.read(up, 0) {
                 Read::Nothing => {}
-                Read::End => return Some(Outcome::Failed(Failure::Lost(self.tree.parent(rank).unwrap()))),
+                Read::End => return Some(StartOutcome::Failed(Failure::Lost(self.tree.parent(rank).unwrap()))),
                 Read::Message(message) => {
                     let failure = Failure::announced(&message);
-                    return Some(Outcome::Failed(failure.unwrap_or_else(|| panic!("{:?} too early", message.kind))));
+                    return Some(StartOutcome::Failed(
+                        failure.unwrap_or_else(|| panic!("{:?} too early", message.kind)),
+                    ));
                 }
             }
         }
         if !exchange.children.iter().all(|(_, _, complete)| *complete) {
             return None;
         }
-        let Some(up) = exchange.up else { return Some(Outcome::Started) };
+        let Some(up) = exchange.up else { return Some(StartOutcome::Started) };
         self.send(up, 0, ControlKind::Gather, rank, Vec::new());
         exchange.stage = ExchangeStage::Waiting;
         None
@@ -808,7 +810,7 @@ impl Simulation {
             }
             RootStage::Refusing(failure, told) => {
                 told.into_iter().for_each(|link| self.close(link, 1));
-                self.outcomes[0] = Some(Outcome::Failed(failure));
+                self.outcomes[0] = Some(StartOutcome::Failed(failure));
                 true
             }
             stage => {
@@ -870,11 +872,11 @@ impl Simulation {
     fn check(&self) {
         // Who comes again after rank 0 has started without noticing its end finds nobody.
         let is_too_late =
-            |rank, outcome: &_| self.killed.contains(&rank) && *outcome == Some(Outcome::Failed(Failure::NoRoot));
-        let is_dead = |(rank, outcome): (_, &_)| *outcome == Some(Outcome::Killed) || is_too_late(rank, outcome);
+            |rank, outcome: &_| self.killed.contains(&rank) && *outcome == Some(StartOutcome::Failed(Failure::NoRoot));
+        let is_dead = |(rank, outcome): (_, &_)| *outcome == Some(StartOutcome::Killed) || is_too_late(rank, outcome);
         let outcomes = (0..self.tree.size()).map(Rank).zip(&self.outcomes);
         for (rank, outcome) in outcomes.clone() {
-            if let Some(Outcome::Failed(failure)) = outcome
+            if let Some(StartOutcome::Failed(failure)) = outcome
                 && !is_too_late(rank, outcome)
             {
                 let named = failure.named();
@@ -885,7 +887,7 @@ impl Simulation {
         if outcomes.clone().any(is_dead) {
             return;
         }
-        assert!(outcomes.clone().all(|(_, outcome)| *outcome == Some(Outcome::Started)), "{:?}", self.outcomes);
+        assert!(outcomes.clone().all(|(_, outcome)| *outcome == Some(StartOutcome::Started)), "{:?}", self.outcomes);
         // All links are those of the tree.
         for rank in (1..self.tree.size()).map(Rank) {
             let exchange = self.workers[rank.index()].as_ref().and_then(|model| model.exchange.as_ref()).unwrap();
@@ -922,7 +924,7 @@ fn joining_simulation_all_take_their_places_however_workers_end_and_come_again()
         let kills = kills.collect();
         let simulation = simulate(seed, 30, kills, true);
         count += 1;
-        started += u32::from(simulation.outcomes.iter().all(|outcome| *outcome == Some(Outcome::Started)));
+        started += u32::from(simulation.outcomes.iter().all(|outcome| *outcome == Some(StartOutcome::Started)));
     }
     assert!(count < 100 || started > count / 2, "only {started} of {count} jobs started");
 }
