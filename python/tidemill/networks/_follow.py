@@ -72,7 +72,7 @@ def follow(
     links : DataSet
         A stream in which each row adds or removes a link.
     source, target : str
-        Columns with the ids of the link's ends: both integers, or both strings.
+        Columns with the ids of the link's ends: both integers, below 2**63, or both strings.
     op : str, optional
         Column with the kind of change: a string, ``"add"`` (or ``"+"``, ``"insert"``) or ``"remove"`` (``"-"``,
         ``"delete"``), or an integer by which the number of such links changes. By default, every row adds a link.
@@ -290,6 +290,13 @@ def _check_start(start: Network, is_text: bool, directed: bool) -> None:
         )
 
 
+def _signed(what: str, numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Return integers as int64; others would become negative."""
+    if numbers.dtype == np.uint64 and len(numbers) and (most := int(numbers.max())) >= 2**63:
+        raise DataSetError(f"{what} has {most}, and follow takes integers below 2**63: cast larger ids to strings")
+    return numbers.astype(np.int64)
+
+
 class _Step:
     """The function of `DataSet.bsp`; a copy's state is its `Share`."""
 
@@ -342,15 +349,17 @@ class _Step:
         """Return the added and removed links of a window."""
         source, target, op, signed = self._columns
         arrays = rows.to_numpy()
-        kind = object if self._rules.is_text else np.int64
         for column in (source, target, *([] if op is None else [op])):
             values = arrays[column]
             if values.dtype == object and any(value is None for value in values):
                 raise DataSetError(f"column {column!r} is null; leave such rows out with drop_nulls()")
-        sources, targets = arrays[source].astype(kind), arrays[target].astype(kind)
+        sources, targets = (
+            arrays[column].astype(object) if self._rules.is_text else _signed(f"column {column!r}", arrays[column])
+            for column in (source, target)
+        )
         changes = np.ones(len(sources), np.int64)
         if op is not None and signed:
-            changes = arrays[op].astype(np.int64)
+            changes = _signed(f"column {op!r}", arrays[op])
         elif op is not None:
             values = arrays[op]
             added, removed = np.isin(values, _ADDED), np.isin(values, _REMOVED)
@@ -372,7 +381,8 @@ class _Step:
         # The rows of an undirected network have each link in both directions.
         kept = np.arange(len(targets)) if network.directed else np.flatnonzero(sources <= targets)
         kept = kept[copy::copies]
-        ids = network.ids.astype(object if self._rules.is_text else np.int64)
+        is_text = self._rules.is_text
+        ids = network.ids.astype(object) if is_text else _signed("the network to start from", network.ids)
         weights = np.ones(len(kept))
         if self._rules.weighted and network.weights is not None:
             weights = network.weights[kept]

@@ -319,6 +319,19 @@ def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
         tm.networks.follow(tm.from_dict({"source": [1], "target": [2]}))
 
 
+@pytest.mark.parametrize("column", ["source", "change"])
+def test_integers_that_are_too_large(column: str) -> None:
+    """They would become negative: another node, or links that go."""
+    links = {"source": [1, 2], "target": [2, 3], "change": [1, 1], "at": [0, 1]}
+    arrays = {name: np.array(values, np.uint64) for name, values in links.items()}
+    arrays[column][1] = 2**63 + 5
+    rows = tm.Table.from_numpy(arrays)
+    rows = tm.from_arrow(rows).with_columns(at=tm.col("at").cast("timestamp[s]")).collect()
+    made = tm.networks.follow(tm.stream.from_table(rows, time="at"), op="change", parallelism=2)
+    with pytest.raises(tm.DataSetError, match=f"column '{column}' has {2**63 + 5}, and follow takes integers below"):
+        made.write_stream(lambda rows: None)
+
+
 def test_newest_values() -> None:
     rows, after = history(4, True, True)
     nodes = tm.networks.LiveValues()
