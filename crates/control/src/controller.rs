@@ -34,6 +34,10 @@ const LASTING_S: f64 = 3.0;
 const LASTING_FALLEN_S: f64 = 2.0;
 /// After this many seconds, rates that never become steady are used as they are.
 const LASTING_S_MAX: f64 = 8.0;
+/// After something has become slower, rates must be of the new state for this many seconds. That it has is a reason
+/// that need not last longer, if it is no older than the second number.
+const SETTLED_S: f64 = 0.9;
+const NEWLY_S: f64 = 10.0;
 /// For this many seconds, a reason may disappear and still count as the same.
 const GAP_S: f64 = 1.5;
 /// The gain required of an action, and the fraction of it that each action of the last hour adds.
@@ -126,6 +130,7 @@ enum Phase {
 /// An action, and the state before it.
 #[derive(Clone, Debug, Default)]
 struct Attempt {
+    since_s: f64,
     rate: f64,
     owners: Owners,
 }
@@ -196,6 +201,14 @@ impl Controller {
     pub fn step(&mut self, now_s: f64, layout: &ClusterLayout, samples: &[WorkerSample]) -> Vec<Action> {
         self.observer.add(now_s, layout, samples);
         self.layout.clone_from(layout);
+        if self.observer.slowed_s() == Some(now_s) {
+            self.trend.forget_recent();
+            // Decide as soon as rates are of the new state, and of nothing that was seen before.
+            (self.helpful, self.urgent) = Default::default();
+            self.diagnosed_s = Some(now_s + SETTLED_S - DIAGNOSE_S);
+            // What did not help before may help now.
+            self.quiet_until_s = now_s;
+        }
         self.trend.add(now_s, self.observer.rates().source_rows_s);
         if self.diagnosed_s.is_none_or(|last_s| !(0.0..DIAGNOSE_S).contains(&(now_s - last_s))) {
             self.diagnosed_s = Some(now_s);
@@ -288,8 +301,10 @@ impl Controller {
 
     /// Acts, or gives advice, if there is a reason.
     fn watch(&mut self, now_s: f64) -> Option<Action> {
+        let slowed_s = self.observer.slowed_s().map_or(f64::INFINITY, |slowed_s| now_s - slowed_s);
+        let slowed = (SETTLED_S..NEWLY_S).contains(&slowed_s) && self.helpful.lasts(now_s, 0.0);
         let fallen = self.trend.has_fallen() && self.helpful.lasts(now_s, LASTING_FALLEN_S);
-        if self.mode == Mode::Off || !(fallen || self.urgent.lasts(now_s, LASTING_S)) {
+        if self.mode == Mode::Off || !(slowed || fallen || self.urgent.lasts(now_s, LASTING_S)) {
             return None;
         }
         // While rates change, they mix two states, and so would a decision based on them.
@@ -317,7 +332,8 @@ impl Controller {
         let old = |(task, _): &(u32, Vec<u32>)| {
             self.layout.tasks.get(*task as usize).map(|layout| (*task, layout.owners.clone()))
         };
-        let attempt = Attempt { rate: self.trend.recent(), owners: remedy.owners.iter().filter_map(old).collect() };
+        let owners = remedy.owners.iter().filter_map(old).collect();
+        let attempt = Attempt { since_s: now_s, rate: self.trend.recent(), owners };
         self.decide(now_s, &cause, &remedy, Outcome::Moving);
         self.phase = Phase::Moving(now_s, attempt);
         self.actions_s.push_back(now_s);
@@ -364,16 +380,20 @@ impl Controller {
     /// Keeps what has moved, or moves it back.
     fn judge(&mut self, now_s: f64, since_s: f64, attempt: Attempt) -> Option<Action> {
         let passed_s = now_s - since_s;
-        if passed_s < JUDGE_S || (passed_s < JUDGE_S_MAX && !self.trend.is_steady()) {
+        // Then the rate before tells nothing about the action.
+        let slowed_s = self.observer.slowed_s().filter(|slowed_s| *slowed_s > attempt.since_s);
+        let judge_s = slowed_s.map_or(JUDGE_S, |slowed_s| (slowed_s + SETTLED_S - since_s).max(0.0));
+        if passed_s < judge_s || (passed_s < JUDGE_S_MAX && !self.trend.is_steady()) {
             self.phase = Phase::Judging(since_s, attempt);
             return None;
         }
         let gain = if attempt.rate > 0.0 { self.trend.recent() / attempt.rate - 1.0 } else { 0.0 };
-        if let Some(decision) = self.decisions.back_mut() {
+        if let Some(decision) = self.decisions.back_mut().filter(|_| slowed_s.is_none()) {
             decision.measured = Some(gain);
         }
-        // If nobody waits, the sources have less to send; also, hosts may have become slower in the meantime.
-        let waits = gain < -WORSE && !self.causes.is_empty();
+        // If nobody waits, the sources have less to send. If something has become slower in the meantime, neither the new
+        // owners nor the old ones were chosen for that, and the next action helps more than going back.
+        let waits = gain < -WORSE && !self.causes.is_empty() && slowed_s.is_none();
         let better = if waits { self.were_better(&attempt.owners) } else { None };
         let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);
         if is_worse && self.mode == Mode::On {

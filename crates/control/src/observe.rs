@@ -1,6 +1,7 @@
 //! Turns counters into rates: what flows, who waits, and what hosts and links can carry.
 //!
-//! Rates cover the last three seconds of each worker's own clock. A link shows what it can carry only while it is
+//! Rates cover the last three seconds of each worker's own clock, or less after a host or a link has become slower: a
+//! mean of both states is true of neither. A link shows what it can carry only while it is
 //! full: something waits in front of it most of the time, and TCP reports that neither the sender nor the receiver
 //! limited it. Its traffic then is its capacity (`control.md`, section 4).
 
@@ -102,6 +103,7 @@ pub struct Observer {
     inbound: Vec<Capacity>,
     outbound: Vec<Capacity>,
     links: BTreeMap<(u32, u32), Capacity>,
+    slowed_s: Option<f64>,
     rates: Rates,
 }
 
@@ -133,8 +135,56 @@ impl Observer {
         for history in &mut self.workers {
             history.forget_if_silent(now_s);
         }
+        if self.has_become_slower(layout) {
+            self.slowed_s = Some(now_s);
+            self.workers.iter_mut().for_each(History::keep_last_second);
+        }
         self.count(layout);
         self.learn(layout);
+    }
+
+    /// When a host or one of its links was last found to have become slower. Rates then cover the second before, and
+    /// what follows.
+    pub fn slowed_s(&self) -> Option<f64> {
+        self.slowed_s
+    }
+
+    /// Whether a host or a link carries much less in the last second than before, and is full with that.
+    fn has_become_slower(&mut self, layout: &ClusterLayout) -> bool {
+        let hosts = layout.hosts.len();
+        let flows = |span: for<'a> fn(&'a History) -> Option<Span<'a>>| {
+            let (mut flows, mut cpus) = (Flows::new(hosts), Self::idle_hosts(layout));
+            for (_, host, history) in self.known(layout) {
+                if let Some(span) = span(history) {
+                    flows.add(host, &span, &layout.worker_hosts);
+                    add_cpus(&mut cpus[host], &span);
+                }
+            }
+            (flows, cpus)
+        };
+        let ((now, now_cpus), (longer, longer_cpus)) = (flows(History::last_second), flows(History::span));
+        let (fullness, short) = (Fullness::of(&now), cpus_short(&now_cpus));
+        let mut has = false;
+        for host in 0..hosts {
+            let (cpus, longer_cpus) = (now_cpus[host].cpus_used, longer_cpus[host].cpus_used);
+            let (inbound, outbound) = (now.inbound(host).bytes_s, now.outbound(host).bytes_s);
+            let (longer_in, longer_out) = (longer.inbound(host).bytes_s, longer.outbound(host).bytes_s);
+            let now_s = self.now_s;
+            has |= self.cpus[host].has_become_slower(now_s, cpus, short[host].short, longer_cpus);
+            has |= self.inbound[host].has_become_slower(now_s, inbound, fullness.inbound[host], longer_in);
+            has |= self.outbound[host].has_become_slower(now_s, outbound, fullness.outbound[host], longer_out);
+        }
+        has
+    }
+
+    /// The layout's hosts, without any load.
+    fn idle_hosts(layout: &ClusterLayout) -> Vec<HostReport> {
+        let host = |host: &crate::layout::HostLayout| HostReport {
+            name: host.name.clone(),
+            cores: host.cores,
+            ..HostReport::default()
+        };
+        layout.hosts.iter().map(host).collect()
     }
 
     /// The rates over the last seconds.
@@ -152,9 +202,7 @@ impl Observer {
     /// Recomputes all rates.
     fn count(&mut self, layout: &ClusterLayout) {
         let mut rates = Rates {
-            hosts: (layout.hosts.iter())
-                .map(|host| HostReport { name: host.name.clone(), cores: host.cores, ..HostReport::default() })
-                .collect(),
+            hosts: Self::idle_hosts(layout),
             limits: vec![HostLimits::default(); layout.hosts.len()],
             tasks: self.tasks(layout),
             ..Rates::default()
@@ -167,8 +215,7 @@ impl Observer {
         for (_, host, history) in self.known(layout) {
             let Some(span) = history.span() else { continue };
             rates.span_s = rates.span_s.max(span.seconds);
-            rates.hosts[host].cpus_used += span.rate(|sample| sample.cpu_ns) / 1e9;
-            rates.hosts[host].cpus_waited += span.rate(|sample| sample.cpu_wait_ns) / 1e9;
+            add_cpus(&mut rates.hosts[host], &span);
             let is_source =
                 |task: u32| layout.tasks.get(task as usize).is_some_and(|task| task.role == TaskRole::Source);
             if let Some(last) = history.last_second() {
@@ -312,11 +359,11 @@ impl Observer {
         }
         let fullness = Fullness::of(&flows);
         let now_s = self.now_s;
-        for (host, (short, taken)) in cpus_short(&self.rates.hosts).into_iter().enumerate() {
+        for (host, CpuShortage { short, taken, usual }) in cpus_short(&self.rates.hosts).into_iter().enumerate() {
             let (report, limits) = (&mut self.rates.hosts[host], &mut self.rates.limits[host]);
             (report.in_bytes_s, report.out_bytes_s) = (flows.inbound(host).bytes_s, flows.outbound(host).bytes_s);
             let waits = report.cpus_waited / (report.cpus_used + report.cpus_waited).max(1e-9);
-            self.cpus[host].update(now_s, report.cpus_used, waits, short);
+            self.cpus[host].update_eased(now_s, report.cpus_used, waits, short, usual);
             self.inbound[host].update(now_s, report.in_bytes_s, flows.inbound(host).busy, fullness.inbound[host]);
             self.outbound[host].update(now_s, report.out_bytes_s, flows.outbound(host).busy, fullness.outbound[host]);
             report.in_capacity = self.inbound[host].value();
@@ -352,6 +399,12 @@ impl Observer {
     }
 }
 
+/// Adds the CPUs that a worker on a host has used, and waited for.
+fn add_cpus(host: &mut HostReport, span: &Span<'_>) {
+    host.cpus_used += span.rate(|sample| sample.cpu_ns) / 1e9;
+    host.cpus_waited += span.rate(|sample| sample.cpu_wait_ns) / 1e9;
+}
+
 /// Which fraction of its work on buckets a worker had a CPU for. Work is measured by a clock that runs on while the
 /// thread waits for a CPU; buckets would look the heavier the less of its CPUs a host gets, and others would seem to
 /// have no room for them.
@@ -366,11 +419,19 @@ fn on_cpu(span: &Span<'_>, bucket_seconds: f64) -> f64 {
     (used / worked).max(used / (used + waited)).min(1.0)
 }
 
-/// By host: whether threads wait for CPUs although the job uses fewer than it may, so that it has no more than it uses;
-/// and whether other programs take them.
-///
-/// The first may be so on all hosts. Their number of CPUs is a whole one, of which a container may have a fraction.
-fn cpus_short(hosts: &[HostReport]) -> Vec<(bool, bool)> {
+/// How much of its CPUs a host has.
+struct CpuShortage {
+    /// Threads wait for CPUs although the job uses fewer than it may, so that it has no more than it uses. This may be so
+    /// on all hosts: their number of CPUs is a whole one, of which a container may have a fraction.
+    short: bool,
+    /// Other programs take them.
+    taken: bool,
+    /// Threads wait no longer than those of other hosts: what took CPUs before is over, however few the job uses now.
+    usual: bool,
+}
+
+/// By host.
+fn cpus_short(hosts: &[HostReport]) -> Vec<CpuShortage> {
     let waits = |host: &HostReport| host.cpus_waited / host.cpus_used.max(1e-9);
     let mut all: Vec<f64> = hosts.iter().map(waits).collect();
     all.sort_by(f64::total_cmp);
@@ -382,7 +443,12 @@ fn cpus_short(hosts: &[HostReport]) -> Vec<(bool, bool)> {
         let short = host.cpus_used < 0.85 * host.cores && demand > 0.9 * host.cores;
         short && waits(host) > 0.5
     };
-    hosts.iter().map(|host| (short(host), short(host) && waits(host) > 2.0 * usual)).collect()
+    let of = |host: &HostReport| CpuShortage {
+        short: short(host),
+        taken: short(host) && waits(host) > 2.0 * usual,
+        usual: waits(host) <= 1.5 * usual,
+    };
+    hosts.iter().map(of).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 /// For how many seconds rates are kept.
 const RECENT_S: f64 = 3.0;
+/// Fewer seconds than this are not enough.
+const WHOLE_S: f64 = 0.9;
 /// The time constant of the long-term mean, in seconds.
 const LONG_S: f64 = 60.0;
 /// A rate has fallen if it is below this fraction of the long-term mean.
@@ -53,7 +55,13 @@ impl Trend {
     /// Whether there are enough observations.
     fn is_whole(&self) -> bool {
         let ends = self.seconds.front().zip(self.seconds.back());
-        ends.is_some_and(|(first, last)| last.0 - first.0 >= 0.8 * RECENT_S)
+        ends.is_some_and(|(first, last)| last.0 - first.0 >= WHOLE_S)
+    }
+
+    /// Forgets recent rates, which belong to another state of the job. What was usual stays.
+    pub(super) fn forget_recent(&mut self) {
+        let kept = self.seconds.len().saturating_sub(1);
+        self.seconds.drain(..kept);
     }
 
     pub(super) fn has_fallen(&self) -> bool {

@@ -10,8 +10,12 @@ const SPAN_NS: u64 = 3_200_000_000;
 const SPAN_NS_MIN: u64 = 100_000_000;
 /// One second, with some tolerance.
 const SECOND_NS: u64 = 900_000_000;
+const SECOND_NS_MAX: u64 = 1_200_000_000;
 /// A worker that has been silent for this long no longer counts.
 const SILENCE_S: f64 = 10.0;
+
+/// A span has at least this many samples, if there are as many.
+const SAMPLES_MIN: usize = 2;
 
 /// The most recent samples of one worker, the newest last.
 #[derive(Debug, Default)]
@@ -33,7 +37,17 @@ impl History {
         }
         self.heard_s = now_s;
         self.samples.push_back(sample.clone());
-        while self.samples.len() > 2 && sample.at_ns - self.samples[0].at_ns > SPAN_NS {
+        self.keep_last(SPAN_NS);
+    }
+
+    /// Forgets all but the last second: what was before belongs to another state of the job.
+    pub(super) fn keep_last_second(&mut self) {
+        self.keep_last(SECOND_NS_MAX);
+    }
+
+    fn keep_last(&mut self, span_ns: u64) {
+        let Some(newest_ns) = self.samples.back().map(|sample| sample.at_ns) else { return };
+        while self.samples.len() > SAMPLES_MIN && newest_ns - self.samples[0].at_ns > span_ns {
             self.samples.pop_front();
         }
     }
