@@ -12,6 +12,8 @@ called for. After a restart, wherever the worker was killed,
   checkpoint covers.
 
 An entry is removed when none of the graph's checkpoints that are kept needs it.
+
+Up to `PIECE_BYTES` of rows wait in memory for the stream's next checkpoint; further rows are written to the outbox at once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Saves", "TaskStreams"]
 
+#: Bytes of rows that a copy of a sink keeps in memory until they are in a checkpoint.
+PIECE_BYTES = 16 << 20
+
 _thread = threading.local()
 
 
@@ -52,27 +57,36 @@ class Saves:
 
 
 class Part(NamedTuple):
-    """The rows that a copy of a sink has prepared for a checkpoint of its stream. `attempt` distinguishes rows that are
-    prepared again after a failure.
+    """The rows that a copy of a sink has prepared for a checkpoint of its stream. `attempt` is unique to a part, also to one that is
+    prepared again after a failure. The first rows are in `pieces`, which were written before the epoch was known.
     """
 
     epoch: int
     sink: int
     copy: int
     attempt: str
+    pieces: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.sink}.{self.copy}.{self.attempt}"
+        return f"{self.epoch}.{self.sink}.{self.copy}.{self.attempt}.{self.pieces}"
 
     @classmethod
     def parsed(cls, text: str) -> Part:
-        epoch, sink, copy, attempt = text.split(".")
-        return cls(int(epoch), int(sink), int(copy), attempt)
+        epoch, sink, copy, attempt, pieces = text.split(".")
+        return cls(int(epoch), int(sink), int(copy), attempt, int(pieces))
 
     @property
     def of(self) -> tuple[int, int]:
         """The sink and its copy; the epochs of their parts ascend."""
         return self.sink, self.copy
+
+    def piece_names(self) -> list[str]:
+        """Of its pieces, in their order."""
+        return [piece_name(self.attempt, number) for number in range(self.pieces)]
+
+
+def piece_name(attempt: str, number: int) -> str:
+    return f"{attempt}.{number}"
 
 
 class Entry(NamedTuple):
@@ -173,7 +187,8 @@ class TaskStreams:
 class Outbox:
     """The rows that a stream has committed on one copy.
 
-    A note `rows/PART` has the tables of a part. A note `sent/COPYofCOPIES/NUMBER.PART` is an entry; it is empty.
+    A note `rows/PART` has the last tables of a part, notes `pieces/ATTEMPT.NUMBER` have those before, and
+    `sent/COPYofCOPIES/NUMBER.PART` is an entry; it is empty.
     """
 
     def __init__(self, streams: TaskStreams, stream: str, functions: list[Callable[[Table], object] | None]) -> None:
@@ -181,7 +196,7 @@ class Outbox:
         self._streams = streams
         self._stream = stream
         self._folder = f"outbox/{_folder(streams.name)}/{_folder(stream)}"
-        self._sent = f"{self._folder}/sent/{streams.copy.copy}of{streams.copy.copies}"
+        self._sent = f"sent/{streams.copy.copy}of{streams.copy.copies}"
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque()
         #: The last epochs in the entries, or the position, of any copy.
@@ -211,11 +226,18 @@ class Outbox:
                 )
             committed.add(made.part)
             self._come_to({made.part.of: made.part.epoch})
-            if f"{self._folder}/sent/{of}" == self._sent:
+            if f"sent/{of}" == self._sent:
                 self._entries.append(made)
-        self._loose = {Part.parsed(name.split("/")[-1]) for name in self._names("rows")} - committed
+        parts = {Part.parsed(name.split("/")[-1]) for name in self._names("rows")}
+        self._loose = parts - committed
+        pieces = {name.split("/")[-1] for name in self._names("pieces")}
         # Other copies add entries from here on. All copies must have listed them before that, or some would see half of them.
         self._streams.comm.barrier()
+        if self._streams.comm.rank == 0:
+            # Of parts that were never prepared, or are no more.
+            self._remove(
+                f"pieces/{piece}" for piece in pieces - {name for part in parts for name in part.piece_names()}
+            )
         for made in list(self._entries):
             if made.number > place.number:
                 self._send(made, self._rows(made.part))
@@ -232,22 +254,25 @@ class Outbox:
         self._put(f"rows/{part}", pickle.dumps(tables, protocol=5))
         self._prepared[part] = tables
 
+    def put_piece(self, name: str, tables: list[Table]) -> None:
+        """Keep rows of a part that is to be prepared."""
+        self._put(f"pieces/{name}", pickle.dumps(tables, protocol=5))
+
     def commit(self, part: Part) -> None:
         """Call the function with the rows of a part, unless it has been called with them before."""
         with self._lock:
             if part.epoch <= self._epochs.get(part.of, 0):
                 return
-            tables = self._prepared.pop(part, None)
-            tables = self._rows(part) if tables is None else tables
+            tables = self._rows(part)
             last = max([self._streams.place(self._stream).number, *(entry.number for entry in self._entries)])
             entry = Entry(last + 1, part)
-            self._put(f"{self._sent.removeprefix(self._folder + '/')}/{entry.number:012}.{part}", b"")
+            self._put(f"{self._sent}/{entry.number:012}.{part}", b"")
             self._entries.append(entry)
             self._come_to({part.of: part.epoch})
             self._send(entry, tables)
             self._tidy(part)
 
-    def _send(self, entry: Entry, tables: list[Table]) -> None:
+    def _send(self, entry: Entry, tables: Iterator[Table]) -> None:
         function = self.functions[entry.part.sink]
         assert function is not None
         _thread.committing = True
@@ -264,28 +289,41 @@ class Outbox:
         """Remove notes that no checkpoint needs any more, now that a part is committed."""
         dead = {loose for loose in self._loose if loose.of == part.of and loose.epoch <= part.epoch}
         self._loose -= dead
-        names = [f"{self._folder}/rows/{loose}" for loose in dead - {part}]
+        gone = dead - {part}
+        names: list[str] = []
         place = self._streams.durable_place(self._stream)
         if place is not None and (not self._durable or self._durable[-1] != place.number):
             self._durable.append(place.number)
         if len(self._durable) == self._durable.maxlen:
             while self._entries and self._entries[0].number <= self._durable[0]:
                 entry = self._entries.popleft()
-                # The entry first: should this worker die in between, an entry without its rows could not be read.
-                names += [f"{self._sent}/{entry.number:012}.{entry.part}", f"{self._folder}/rows/{entry.part}"]
-        if names:
-            self._streams.saves.native.remove_notes(engine(), names)
+                names.append(f"{self._sent}/{entry.number:012}.{entry.part}")
+                gone.add(entry.part)
+        # Entries first: should this worker die in between, an entry without its rows could not be read. Pieces last, because
+        # their parts name them.
+        names += [f"rows/{part}" for part in gone]
+        self._remove([*names, *(f"pieces/{name}" for part in gone for name in part.piece_names())])
+
+    def _remove(self, names: Iterable[str]) -> None:
+        if whole := [f"{self._folder}/{name}" for name in names]:
+            self._streams.saves.native.remove_notes(engine(), whole)
 
     def _come_to(self, epochs: dict[tuple[int, int], int]) -> None:
         for of, epoch in epochs.items():
             self._epochs[of] = max(epoch, self._epochs.get(of, 0))
 
-    def _rows(self, part: Part) -> list[Table]:
-        saved = self._streams.saves.native.note(engine(), f"{self._folder}/rows/{part}")
+    def _rows(self, part: Part) -> Iterator[Table]:
+        for name in part.piece_names():
+            yield from self._saved(f"pieces/{name}")
+        last = self._prepared.pop(part, None)
+        yield from self._saved(f"rows/{part}") if last is None else last
+
+    def _saved(self, name: str) -> list[Table]:
+        saved = self._streams.saves.native.note(engine(), f"{self._folder}/{name}")
         if saved is None:
             raise GraphError(
                 f"task {self._streams.name!r}: rows that stream {self._stream!r} has committed are missing in "
-                f"{self._streams.saves.checkpoint.path}: notes/{self._folder}/rows/{part}; restore them, or start over in "
+                f"{self._streams.saves.checkpoint.path}: notes/{self._folder}/{name}; restore them, or start over in "
                 "another folder",
                 self._streams.name,
             )
@@ -310,8 +348,7 @@ class OutboxSink:
         self._number = number
         self._function = function
         self._copy = 0
-        self._attempt = secrets.token_hex(4)
-        self._tables: list[Table] = []
+        self._begin_part()
 
     def __deepcopy__(self, memo: object) -> OutboxSink:
         return OutboxSink(self._outbox, self._number, self._function)
@@ -320,15 +357,26 @@ class OutboxSink:
         """Take the number of this copy of the sink."""
         self._copy = copy
 
+    def _begin_part(self) -> None:
+        self._attempt = secrets.token_hex(8)
+        self._pieces = 0
+        self._tables: list[Table] = []
+        self._bytes = 0
+
     def write(self, rows: Table) -> None:
         self._tables.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes >= PIECE_BYTES:
+            self._outbox.put_piece(piece_name(self._attempt, self._pieces), self._tables)
+            self._pieces += 1
+            self._tables, self._bytes = [], 0
 
     def prepare(self, epoch: int) -> bytes:
-        if not self._tables:
+        if not self._tables and not self._pieces:
             return b""
-        part = Part(epoch, self._number, self._copy, self._attempt)
+        part = Part(epoch, self._number, self._copy, self._attempt, self._pieces)
         self._outbox.prepare(part, self._tables)
-        self._tables = []
+        self._begin_part()
         return str(part).encode()
 
     def commit(self, prepared: bytes) -> None:

@@ -58,10 +58,13 @@ def graph_of(program: Any, **options: Any) -> tm.Graph:
     return graph
 
 
-def test_it_fails_at_any_write_of_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece_bytes", [_outbox.PIECE_BYTES, 100])
+def test_it_fails_at_any_write_of_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     """Before and after each write, of which the first fails at the first, the second run at the second, and so on: what was
-    committed, but not sent, and what was sent, but is in no checkpoint of the graph.
+    committed, but not sent, and what was sent, but is in no checkpoint of the graph. Also with rows that are more than fit in
+    memory.
     """
+    monkeypatch.setattr(_outbox, "PIECE_BYTES", piece_bytes)
     place = tmp_path / "place"
     inner = place / "streams"
 
@@ -92,6 +95,11 @@ def test_it_fails_at_any_write_of_the_outbox(tmp_path: Path, monkeypatch: pytest
     assert sorted(graph_of(program).run(checkpoint=checkpoint)["kept"][0]) == list(range(800))
     again = graph_of(program).run(checkpoint=checkpoint)
     assert sorted(again["kept"][0]) == list(range(800)), "run again after its end"
+    # Each is of a part that is kept: those of runs that failed before their part was prepared are gone.
+    of_parts = [_outbox.Part.parsed(file.name) for file in place.glob("notes/outbox/*/*/rows/*")]
+    pieces = {file.name for file in place.glob("notes/outbox/*/*/pieces/*")}
+    assert pieces == {name for part in of_parts for name in part.piece_names()}
+    assert bool(pieces) == (piece_bytes == 100)
 
 
 def test_entries_that_no_checkpoint_needs_are_removed(tmp_path: Path) -> None:
