@@ -32,15 +32,26 @@ pub struct Snapshot {
     pub shared: Vec<(String, Bytes)>,
     /// Makes further buckets, as work that can be done while the copy continues.
     pub later: Option<DeferredPart>,
+    /// Makes further shared values in the same way.
+    pub later_shared: Option<DeferredShared>,
 }
 
 /// See [`Snapshot::later`].
 pub struct DeferredPart(pub Box<dyn FnOnce() -> Result<BucketStates, TaskError> + Send>);
 
+/// See [`Snapshot::later_shared`].
+pub struct DeferredShared(pub Box<dyn FnOnce() -> Result<Vec<(String, Bytes)>, TaskError> + Send>);
+
 /// Parts by bucket.
 pub type BucketStates = Vec<(u32, SnapshotPart)>;
 
 impl fmt::Debug for DeferredPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Later")
+    }
+}
+
+impl fmt::Debug for DeferredShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Later")
     }

@@ -20,8 +20,8 @@ use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
 use tidemill_checkpoint::reports::{ReportBundle, ReportMerger};
 use tidemill_checkpoint::store::StoreHold;
 use tidemill_checkpoint::{
-    Barrier, BarrierControl, CheckpointStore, DeferredPart, Manifest, MoveReport, PartEntry, PartKey, Rebalance,
-    RestoredState, Snapshot, SnapshotPart, StoreError,
+    Barrier, BarrierControl, CheckpointStore, DeferredPart, DeferredShared, Manifest, MoveReport, PartEntry, PartKey,
+    Rebalance, RestoredState, Snapshot, SnapshotPart, StoreError,
 };
 use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -659,6 +659,9 @@ impl CheckpointClient {
     ) -> Result<Vec<(PartKey, PartEntry)>, TaskError> {
         if let Some(DeferredPart(make)) = snapshot.later.take() {
             snapshot.buckets.extend(tokio::task::spawn_blocking(make).await??);
+        }
+        if let Some(DeferredShared(make)) = snapshot.later_shared.take() {
+            snapshot.shared.extend(tokio::task::spawn_blocking(make).await??);
         }
         tenure.settle(whole, &mut snapshot.buckets);
         let mut parts = parts(snapshot);

@@ -11,7 +11,7 @@ use crate::error::TaskError;
 use crate::partitioner::{RowAssigner, RowAssignment};
 
 /// What the rows are made of; names may change.
-fn described(schema: &SchemaRef) -> String {
+pub(crate) fn described(schema: &SchemaRef) -> String {
     let types: Vec<String> = schema.fields().iter().map(|field| field.data_type().to_string()).collect();
     types.join(", ")
 }
@@ -34,22 +34,28 @@ pub(crate) fn encode(batches: &[RecordBatch]) -> Result<Bytes, TaskError> {
 }
 
 /// The next part of what [`encode`] made.
-pub(super) fn next(bytes: &mut Bytes) -> Result<Bytes, TaskError> {
+pub(crate) fn next(bytes: &mut Bytes) -> Result<Bytes, TaskError> {
     let cut = || TaskError::from("rows in flight are truncated");
     let len = usize::try_from(bytes.try_get_u64_le().map_err(|_| cut())?)?;
     (len <= bytes.len()).then(|| bytes.split_to(len)).ok_or_else(cut)
 }
 
-pub(super) fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, TaskError> {
-    let (then, now) = (next(&mut bytes)?, described(schema));
-    if then != now.as_bytes() {
-        let then = String::from_utf8_lossy(&then);
-        return Err(format!(
-            "the rows in flight at the checkpoint have the schema ({then}), but the task takes ({now}): run the \
-             program as it was and stop it with a checkpoint, which leaves nothing in flight"
-        )
-        .into());
+/// # Errors
+/// When rows that were [`described`] so are not of this schema.
+pub(crate) fn check_described(schema: &SchemaRef, then: &str) -> Result<(), TaskError> {
+    let now = described(schema);
+    if then == now {
+        return Ok(());
     }
+    Err(format!(
+        "the rows in flight at the checkpoint have the schema ({then}), but the task takes ({now}): run the program as \
+         it was and stop it with a checkpoint, which leaves nothing in flight"
+    )
+    .into())
+}
+
+pub(super) fn decode(schema: &SchemaRef, mut bytes: Bytes) -> Result<Vec<RecordBatch>, TaskError> {
+    check_described(schema, &String::from_utf8_lossy(&next(&mut bytes)?))?;
     let mut batches = Vec::new();
     while !bytes.is_empty() {
         batches.push(rows::decode(schema, &next(&mut bytes)?)?);

@@ -11,10 +11,10 @@ use arrow::compute::{cast, concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use serde::{Deserialize, Serialize};
 use tidemill_batch::local::TimeSlices;
-use tidemill_checkpoint::{BarrierControl, EventTime, Mark, RestoredState, Snapshot};
+use tidemill_checkpoint::{BarrierControl, DeferredShared, EventTime, Mark, RestoredState, Snapshot};
 
 use super::slice_rows::SliceRows;
-use crate::checkpoint::open_rounds;
+use crate::checkpoint::{in_flight, open_rounds};
 use crate::error::TaskError;
 use crate::flow::{Lowering, StreamElement, TaskFactory};
 use crate::task::Executor;
@@ -23,6 +23,11 @@ use crate::task::Executor;
 const AHEAD_SLICES_MAX: i64 = 1 << 20;
 /// The name of the stage's state among what copies share in checkpoints.
 const SLICES: &str = "rounds of time";
+
+/// The name of one of the parts with the rows of open slices.
+fn part_name(part: usize) -> String {
+    format!("{SLICES} {part}")
+}
 
 /// # Errors
 /// A description, if there is no such column, or it holds no times.
@@ -72,7 +77,7 @@ fn slice(slices: TimeSlices, schema: SchemaRef) -> TaskFactory {
                     }
                     StreamElement::Mark(Mark::Barrier(barrier)) => {
                         if let Some(states) = context.states() {
-                            states.save_kept(barrier.epoch, |_| slicer.snapshot(context.copies()))?;
+                            states.save_kept(barrier.epoch, |_| Ok(slicer.snapshot(context.copies())))?;
                         }
                         let stops = barrier.control == BarrierControl::Stop;
                         output.mark(&Mark::Barrier(barrier)).await?;
@@ -103,8 +108,10 @@ struct SlicerHeader {
     next: i64,
     over: i64,
     latest_us: Option<i64>,
-    /// The slices of the batches that are kept.
-    held: Vec<i64>,
+    /// What the rows are made of.
+    described: String,
+    /// By part with rows, the slices of its batches.
+    parts: Vec<Vec<i64>>,
 }
 
 /// One copy's rows, by slice.
@@ -192,17 +199,33 @@ impl Slicer {
         Ok(Some(concat_batches(&self.schema, &rows)?))
     }
 
-    /// The state to save, once all slices that are over have been taken.
-    fn snapshot(&self, copies: u32) -> Result<Snapshot, TaskError> {
-        let (held, rows): (_, Vec<RecordBatch>) = self.held.all()?.into_iter().unzip();
-        let header = SlicerHeader { copies, next: self.next, over: self.over, latest_us: self.latest_us, held };
-        Ok(Snapshot { shared: vec![(SLICES.into(), open_rounds::pack(&header, &rows)?)], ..Snapshot::default() })
+    /// The state to save, once all slices that are over have been taken. Rows are encoded later.
+    fn snapshot(&self, copies: u32) -> Snapshot {
+        let mut header = SlicerHeader {
+            copies,
+            next: self.next,
+            over: self.over,
+            latest_us: self.latest_us,
+            described: in_flight::described(&self.schema),
+            parts: Vec::new(),
+        };
+        let held = self.held.frozen();
+        let later = DeferredShared(Box::new(move || {
+            let mut shared = Vec::new();
+            for (part, (slices, rows)) in held.parts()?.into_iter().enumerate() {
+                header.parts.push(slices);
+                shared.push((part_name(part), rows));
+            }
+            shared.push((SLICES.into(), open_rounds::pack(&header, &[])?));
+            Ok(shared)
+        }));
+        Snapshot { later_shared: Some(later), ..Snapshot::default() }
     }
 
     /// Resumes from the state that the copies saved.
     fn restore(&mut self, restored: &RestoredState, copy: u32, copies: u32) -> Result<(), TaskError> {
         for (then, bytes) in open_rounds::shared(restored, SLICES) {
-            let (header, rows) = open_rounds::unpack::<SlicerHeader>(&self.schema, bytes)?;
+            let (header, _) = open_rounds::unpack::<SlicerHeader>(&self.schema, bytes)?;
             if header.copies != copies {
                 return Err(format!(
                     "{} copies sent by rounds of time at the checkpoint, and {copies} do now: give the task that sends \
@@ -211,11 +234,15 @@ impl Slicer {
                 )
                 .into());
             }
-            if then == copy {
-                (self.next, self.over, self.latest_us) = (header.next, header.over, header.latest_us);
-                for (slice, rows) in header.held.into_iter().zip(rows) {
-                    self.held.push(slice, rows)?;
-                }
+            if then != copy {
+                continue;
+            }
+            in_flight::check_described(&self.schema, &header.described)?;
+            (self.next, self.over, self.latest_us) = (header.next, header.over, header.latest_us);
+            for (part, slices) in header.parts.into_iter().enumerate() {
+                let rows = restored.shared_by.get(&copy).and_then(|shared| shared.get(&part_name(part)));
+                let rows = rows.ok_or("open rounds of time of the checkpoint are damaged")?;
+                self.held.restore(slices, rows.clone())?;
             }
         }
         Ok(())
@@ -226,6 +253,7 @@ impl Slicer {
 mod tests {
     use arrow::array::TimestampMicrosecondArray;
     use arrow::datatypes::{Field, Schema};
+    use bytes::Bytes;
     use proptest::prelude::*;
     use tidemill_batch::memory::{Governor, MemorySettings};
 
@@ -254,6 +282,11 @@ mod tests {
 
     fn slicer(out_of_order_us: Option<u64>) -> Slicer {
         slicer_in(&governor(0), out_of_order_us)
+    }
+
+    fn saved(slicer: &Slicer, copies: u32) -> BTreeMap<String, Bytes> {
+        let DeferredShared(make) = slicer.snapshot(copies).later_shared.unwrap();
+        make().unwrap().into_iter().collect()
     }
 
     fn all(slicer: &mut Slicer) -> Vec<Vec<i64>> {
@@ -319,13 +352,15 @@ mod tests {
         let mut before = slicer(Some(0));
         before.push(&batch(&[Some(103), Some(112), Some(117)])).unwrap();
         assert_eq!(all(&mut before), [vec![103]]);
-        let shared = before.snapshot(2).unwrap().shared.into_iter().collect();
-        let restored = RestoredState { shared_by: [(1, shared)].into(), ..RestoredState::default() };
+        let restored = RestoredState { shared_by: [(1, saved(&before, 2))].into(), ..RestoredState::default() };
         let mut after = slicer(Some(0));
         after.restore(&restored, 1, 2).unwrap();
         assert_eq!(after.push(&batch(&[Some(109), Some(121)])).unwrap(), 1, "it is late there, too");
         assert_eq!(all(&mut after), [vec![112, 117]]);
         assert!(slicer(None).restore(&restored, 0, 3).unwrap_err().to_string().contains("2 copies sent"));
+        let other: SchemaRef = Arc::new(Schema::new(vec![Field::new("t", DataType::Date32, true)]));
+        after.schema = other;
+        assert!(after.restore(&restored, 1, 2).unwrap_err().to_string().contains("but the task takes (Date32)"));
     }
 
     /// Rows of slices that are open count in the budget, and those that are too many go to disk: finds rows that are
@@ -346,8 +381,8 @@ mod tests {
             }
             assert!(small.reserved_bytes() <= small.limit_bytes());
             if step == 29 {
-                let shared = slicers[0].snapshot(1).unwrap().shared.into_iter().collect();
-                let restored = RestoredState { shared_by: [(0, shared)].into(), ..RestoredState::default() };
+                let shared_by = [(0, saved(&slicers[0], 1))].into();
+                let restored = RestoredState { shared_by, ..RestoredState::default() };
                 slicers[0] = slicer_in(&small, None);
                 slicers[0].restore(&restored, 0, 1).unwrap();
             }

@@ -10,7 +10,7 @@ use tidemill_checkpoint::coordinator::{
     CheckpointTiming, CoordinatedTask, Coordinator, CoordinatorAction, CoordinatorEvent, StartPoint, StoreFailure,
 };
 use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
-use tidemill_checkpoint::{Barrier, BarrierControl, DeferredPart, Manifest, Rebalance, RestoredState};
+use tidemill_checkpoint::{Barrier, BarrierControl, DeferredPart, DeferredShared, Manifest, Rebalance, RestoredState};
 use tidemill_collective::tuner::CostModel;
 
 use super::copies::{CopyBody, Handovers, PendingWrite, SimulatedCopy, SimulatedOutlet, SimulatedOutput, StepContext};
@@ -231,6 +231,9 @@ impl SimulatedJob {
         if epoch.is_none() || copy.chain.holds(whole) {
             if let Some(DeferredPart(make)) = snapshot.later.take() {
                 snapshot.buckets.extend(make().map_err(|error| format!("{}: {error}", copy.describe()))?);
+            }
+            if let Some(DeferredShared(make)) = snapshot.later_shared.take() {
+                snapshot.shared.extend(make().map_err(|error| format!("{}: {error}", copy.describe()))?);
             }
             ownership.settle(whole, &mut snapshot.buckets);
             let end = if epoch.is_none() { "-end" } else { "" };
