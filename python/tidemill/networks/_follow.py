@@ -199,9 +199,7 @@ def follow(
             "follow: every= is a length of event time, and on= is the column that has it; pass both, or neither"
         )
     if weights is not None and duplicates == "first":
-        raise DataSetError(
-            "follow: the weights of parallel links add up, so all of them count: pass duplicates='keep'"
-        )
+        raise DataSetError("follow: the weights of parallel links add up, so all of them count: pass duplicates='keep'")
     lifetime_us = None if lifetime is None else micros(lifetime, "lifetime")
     if lifetime_us is not None:
         if on is None:
