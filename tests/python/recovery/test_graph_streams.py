@@ -182,8 +182,8 @@ def own_position(out: Any, context: Any) -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (send_too, r"task 'program' sends rows of a stream, and others by itself"),
-        (send_first, r"task 'program' sends rows of a stream, and others by itself"),
+        (send_too, r"task 'program' sends rows of a stream, and messages of its own"),
+        (send_first, r"task 'program' sends rows of a stream, and messages of its own"),
         (twice, r"task 'program' has two streams named 'stream'; give each a name="),
         (own_checkpoint, r"in its task 'program'; leave out checkpoint="),
         (own_position, r"task 'program': with comm=True a copy has no position of its own"),
