@@ -208,21 +208,26 @@ class DistributedNetwork:
         return place if place < self.own and self._ids[place] == node else -1
 
     def places(self, nodes: Iterable[Any]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Return which of these nodes are own, and their places among these. The same nodes on every worker. Collective.
+        """Return which of these nodes are own, and their places among these. Collective.
 
         Raises
         ------
         KeyError
             On every worker, for an id that no worker has.
+        ValueError
+            On every worker, if they name different nodes; the order is free, as that of a set is.
         """
         listed = list(nodes)
         found = np.array([self._place(node) for node in listed], np.int64)
         is_here = found >= 0
-        every = [is_here] if self._comm.size == 1 else self._comm.allgather(is_here)
-        if len({len(one) for one in every}) > 1:
+        mine = listed, is_here.tolist()
+        every = [mine] if self._comm.size == 1 else self._comm.allgather(mine)
+        if any(set(ids) != set(every[0][0]) for ids, _ in every):
             raise ValueError("the workers name different nodes: pass the same ids on every worker")
-        if listed and not (is_known := np.any(every, axis=0)).all():
-            raise KeyError(f"the network has no node {listed[int(is_known.argmin())]!r}")
+        known = {node for ids, are_here in every for node, is_own in zip(ids, are_here, strict=True) if is_own}
+        for node in every[0][0]:
+            if node not in known:
+                raise KeyError(f"the network has no node {node!r}")
         return np.flatnonzero(is_here), found[is_here]
 
     def check_weights(self, what: str, finite: bool = False) -> None:

@@ -161,7 +161,7 @@ class Boundary:
         """Memory of what is known of the boundary, in bytes."""
         return self._owner.nbytes + self._columns.nbytes + self._sent.nbytes
 
-    def pull(self, values: NDArray[np.float64]) -> None:
+    def pull(self, values: NDArray[Any]) -> None:
         """Set the values of ghosts, behind those of own nodes in `values`, to their owners'. Collective."""
         begin = time.perf_counter()
         sent = values[self._sent]

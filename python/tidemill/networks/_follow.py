@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidemill._streaming.bsp import BspContext
     from tidemill.dataset import DataSet
     from tidemill.dataset._expr import IntoExpr
+    from tidemill.networks._distributed import AnyNetwork
     from tidemill.networks._network import Network
 
 __all__ = ["LiveValues", "MissingLinksWarning", "follow"]
@@ -44,7 +45,7 @@ def follow(
     *,
     op: str | None = None,
     weights: str | None = None,
-    start: Network | None = None,
+    start: AnyNetwork | None = None,
     every: Duration | None = None,
     on: IntoExpr | None = None,
     lifetime: Duration | None = None,
@@ -80,7 +81,7 @@ def follow(
         Column with the weights of added links, not negative: PageRank follows links in proportion to their weights. Weights of
         parallel links are added. In a row that removes a link, the weight is ignored. To change the weight of a link,
         remove it and add it again.
-    start : Network, optional
+    start : Network or DistributedNetwork, optional
         The network before the first window, the same on every worker. With `weights`, its links have the network's weights,
         or 1 if it has none. Its ids must have the type of those in `links`, and nodes without links are left out. A job
         that resumes takes the network from its checkpoint instead.
@@ -209,6 +210,7 @@ def follow(
         links = links.with_columns(**{_TIME: col(on) if isinstance(on, str) else on})
     is_text, signed = _checked(links.schema, source, target, op, weights)
     if start is not None:
+        start = start.gather()
         _check_start(start, is_text, directed)
     rules = Rules(
         directed,

@@ -90,7 +90,11 @@ def partition(
     ------
     ValueError
         If `count` is not positive, an array of parts does not fit, or a node has no coordinates.
+    TypeError
+        For a `DistributedNetwork`, whose nodes were dealt when it was read.
     """
+    if not isinstance(network, Network):
+        raise TypeError(f"partition divides a network that this worker has in whole, not a {type(network).__name__}")
     if count < 1:
         raise ValueError(f"count={count}: a network has at least one part")
     if not isinstance(method, str):

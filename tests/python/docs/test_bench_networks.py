@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import benched
+import launched
 import numpy as np
 import pytest
 from harness import graphs, networks, networks_programs, networks_sync
@@ -54,6 +55,18 @@ def test_tiny_run_beside_peers(tmp_path: Path) -> None:
     assert all(case["failures"] == {} and case["different"] == [] for case in (kernels, flow))
     found = {*kernels["kernel_s"]["pagerank"], *flow["kernel_s"]["flow"]}
     assert found == {*networks.LIBRARIES, "tidemill-1", "tidemill-2"}
+
+
+def test_workers_share_the_network_of_the_benchmark_of_memory(tmp_path: Path) -> None:
+    """Drawn, or written to a file and read again, it has the same links and scores."""
+    best = []
+    for more in ([], ["--file", str(tmp_path / "links.txt")]):
+        done = launched.run("run", "-n", "2", benched.BENCH / "networks_memory.py", "--scale", "10", *more)
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()
+        row = [field.strip() for field in done.stdout.decode().splitlines()[-1].split("|")]
+        best.append((row[3], row[-2]))
+    assert best[0] == best[1] and int(best[0][0].replace(",", "")) > 5_000
+    assert (tmp_path / "links.txt").stat().st_size > 30_000
 
 
 @pytest.mark.parametrize(

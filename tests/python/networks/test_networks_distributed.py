@@ -273,6 +273,27 @@ def test_errors_are_on_every_worker(case: str, words: str) -> None:
     assert [words in message for message in run(failing, case, workers=2)] == [True, True]
 
 
+def named_in_any_order() -> Any:
+    """On a worker: the same nodes, in its own order."""
+    turn = 1 if tm.init().rank else -1
+    net = tm.networks.read((["a", "b", "c", "d"], ["b", "c", "d", "a"]), together=True)
+    paths = tm.networks.shortest_paths(net, ["a", "c"][::turn])
+    wished = dict([("a", 1.0), ("d", 3.0)][::turn])
+    scores = tm.networks.pagerank(net, personalization=wished, dangling=wished)
+    with pytest.raises(ValueError, match="different nodes"):
+        tm.networks.shortest_paths(net, ["a"] if turn < 0 else ["b"])
+    with pytest.raises(TypeError, match="not a DistributedNetwork"):
+        tm.networks.partition(net, 2)  # type: ignore[arg-type]
+    return paths.gather().to_dict(), scores.gather().to_dict()
+
+
+def test_workers_name_nodes_in_any_order() -> None:
+    """A set of strings has another order in each process."""
+    net = tm.networks.read((["a", "b", "c", "d"], ["b", "c", "d", "a"]))
+    scores = tm.networks.pagerank(net, personalization={"a": 1, "d": 3}, sync="global").to_dict()
+    assert run(named_in_any_order, workers=2) == [({"a": 0, "b": 1, "c": 0, "d": 1}, scores)] * 2
+
+
 def refused(path: str) -> list[str]:
     found = []
     for work in (
