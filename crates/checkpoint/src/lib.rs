@@ -45,5 +45,5 @@ pub use marks::{Barrier, BarrierControl, EventTime, Mark};
 pub use rebalance::{MoveReport, Rebalance, SplitMoves};
 pub use schema::{StateField, StateSchema};
 pub use settings::CheckpointSettings;
-pub use snapshot::{BucketStates, DeferredPart, DeferredShared, RestoredState, Snapshot, SnapshotPart};
+pub use snapshot::{BucketStates, DeferredPart, DeferredShared, RestoredState, SharedValues, Snapshot, SnapshotPart};
 pub use store::{CheckpointStore, StoreError};

@@ -29,7 +29,7 @@ pub struct Snapshot {
     /// By split; splits that are not listed no longer exist.
     pub splits: Vec<(String, Bytes)>,
     /// Values that every copy gets when the job resumes, from each copy.
-    pub shared: Vec<(String, Bytes)>,
+    pub shared: SharedValues,
     /// Makes further buckets, as work that can be done while the copy continues.
     pub later: Option<DeferredPart>,
     /// Makes further shared values in the same way.
@@ -40,10 +40,13 @@ pub struct Snapshot {
 pub struct DeferredPart(pub Box<dyn FnOnce() -> Result<BucketStates, TaskError> + Send>);
 
 /// See [`Snapshot::later_shared`].
-pub struct DeferredShared(pub Box<dyn FnOnce() -> Result<Vec<(String, Bytes)>, TaskError> + Send>);
+pub struct DeferredShared(pub Box<dyn FnOnce() -> Result<SharedValues, TaskError> + Send>);
 
 /// Parts by bucket.
 pub type BucketStates = Vec<(u32, SnapshotPart)>;
+
+/// Values by name.
+pub type SharedValues = Vec<(String, Bytes)>;
 
 impl fmt::Debug for DeferredPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
