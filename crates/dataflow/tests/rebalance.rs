@@ -227,8 +227,8 @@ impl SplitMover {
     }
 }
 
-/// Splits that move while rows come, with failures at any moment, and a job of the same or another size behind each. The
-/// operator notices rows that are missing, twice, out of order, or late.
+/// Splits that move while rows come, with failures at any moment, and a job of the same or another size behind each.
+/// The operator notices rows that are missing, twice, out of order, or late.
 #[test]
 fn splits_move_between_failures() {
     let mut random = random(29);

@@ -1,6 +1,5 @@
 //! The edge on which the copies of a task hand buckets or splits over to each other (see [`crate::rebalance`]).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -34,9 +33,9 @@ impl BucketHandover {
     }
 }
 
-/// One source copy's ends of the edge on which its task hands over splits. Each copy marks there what it does: a barrier
-/// first where it will take splits over, so that nobody hands any to a copy that has ended, and then where it has handed
-/// all over; idleness while it has no split left to read.
+/// One source copy's ends of the edge on which its task hands over splits. Each copy marks there what it does: a
+/// barrier first where it will take splits over, so that nobody hands any to a copy that has ended, and then where it
+/// has handed all over; idleness while it has no split left to read.
 pub(crate) struct SplitHandover {
     pub copy: u32,
     pub output: Output,
@@ -46,7 +45,7 @@ pub(crate) struct SplitHandover {
     /// Whether the others were told so of this one.
     pub told_parked: bool,
     /// What was received before this copy had the barrier that it belongs to.
-    pub early: VecDeque<(u32, Option<StreamElement>)>,
+    pub early: Vec<(u32, Option<StreamElement>)>,
     /// Whether this copy has given up splits: then it does not end while others have some, as it may get some back.
     pub has_given: bool,
 }
@@ -54,8 +53,7 @@ pub(crate) struct SplitHandover {
 impl SplitHandover {
     pub(crate) fn new((copy, copies): (u32, u32), output: Output, input: Input) -> Self {
         let parked = vec![false; copies as usize];
-        let early = VecDeque::new();
-        SplitHandover { copy, output, input, parked, told_parked: false, early, has_given: false }
+        SplitHandover { copy, output, input, parked, told_parked: false, early: Vec::new(), has_given: false }
     }
 
     /// What the edge carries: splits with their positions, how far their time has advanced, and whether they hold time

@@ -102,7 +102,8 @@ pub(crate) struct FlowEdge {
     pub round_unit: RoundUnit,
     /// Whether it is part of an edge that leads back: its senders never wait for receivers, which may be themselves.
     pub feedback: bool,
-    /// Whether a task hands over buckets or splits between its copies on it; it is not one of the ports that the task knows.
+    /// Whether a task hands over buckets or splits between its copies on it; it is not one of the ports that the task
+    /// knows.
     pub handover: bool,
 }
 

@@ -72,6 +72,8 @@ pub(crate) struct SourceClock {
     /// Since when the source has had nothing at all. Its earlier reports may be old if rows had to wait for room in
     /// the meantime: rows of a split that seems idle may then wait behind them.
     quiet: Option<Instant>,
+    /// Whether the source has told of any split. Its first event makes all of them known.
+    has_begun: bool,
     told_at: Option<Instant>,
 }
 
@@ -123,8 +125,8 @@ impl SourceClock {
             }
         };
         let (watermarks, caught_up) = Default::default();
-        let (latest, quiet, told_at) = (EventTime::MIN, None, None);
-        Ok(SourceClock { times, origin, watermarks, latest, caught_up, quiet, told_at })
+        let (latest, quiet, has_begun, told_at) = (EventTime::MIN, None, false, None);
+        Ok(SourceClock { times, origin, watermarks, latest, caught_up, quiet, has_begun, told_at })
     }
 
     /// The latest time of all rows.
@@ -161,6 +163,7 @@ impl SourceClock {
     /// Records rows that have been read; returns them with their times.
     pub(crate) fn rows(&mut self, split: u32, rows: RecordBatch) -> Result<RecordBatch, TaskError> {
         let split = self.split(split);
+        self.has_begun = true;
         self.caught_up[split] = None;
         self.quiet = None;
         match &self.origin {
@@ -188,6 +191,7 @@ impl SourceClock {
     /// Records that a split had nothing more at some time: when its source looked, which may be a while ago.
     pub(crate) fn note_idle(&mut self, split: u32, at: Instant) {
         let split = self.split(split);
+        self.has_begun = true;
         let since = *self.caught_up[split].get_or_insert(at);
         if since + self.times.idle_after <= at {
             self.idle(split);
@@ -222,7 +226,8 @@ impl SourceClock {
             self.caught_up[split] = None;
             self.watermarks.leave(split);
         }
-        (time, active.is_some())
+        // Of what is not known yet, rows may come.
+        (time, active.is_some() || !self.has_begun)
     }
 
     /// This copy reads a split from now on, which another has given up at this time.
@@ -245,11 +250,13 @@ impl SourceClock {
     /// There is nothing left to read for now, so this copy must not hold time back.
     pub(crate) fn park(&mut self) {
         let split = self.split(self.caught_up.len() as u32);
+        self.has_begun = true;
         self.idle(split);
     }
 
     pub(crate) fn end_split(&mut self, split: u32) {
         let split = self.split(split);
+        self.has_begun = true;
         self.caught_up[split] = None;
         self.watermarks.end_stream(split);
     }
@@ -277,6 +284,8 @@ impl SourceClock {
             return Vec::new();
         }
         let news: Vec<Mark> = match &self.origin {
+            // A split that has moved may be known before others, which must not be passed.
+            TimeSource::Rows { .. } if !self.has_begun => Vec::new(),
             TimeSource::Rows { .. } => std::iter::from_fn(|| self.watermarks.next_mark()).collect(),
             // Its splits hold nothing back, and their ends change nothing.
             TimeSource::Arrival(arrival) => vec![Mark::Watermark(arrival.now())],

@@ -1,15 +1,15 @@
 //! How a source copy hands over splits that move (see [`crate::rebalance`]).
 //!
-//! The old reader gives up a split right behind the barrier, at the position that its snapshot has, and the new one takes
-//! it over behind the same barrier in its own output. Later tasks align the barrier, so the rows of a split stay in order.
-//! The old reader asks first whether the new one is still there: it may have ended when the barrier was already on its
-//! way. Then the split stays.
+//! The old reader gives up a split right behind the barrier, at the position that its snapshot has, and the new one
+//! takes it over behind the same barrier in its own output. Later tasks align the barrier, so the rows of a split stay
+//! in order. The old reader asks first whether the new one is still there: it may have ended when the barrier was
+//! already on its way. Then the split stays.
 //!
 //! A new reader may have announced a later time than that of the split. So at such a barrier time starts anew
 //! ([`Barrier::restarts_time`]): whoever combines the time of several streams waits until each has announced it again,
 //! and the new reader announces that of the split.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use tidemill_checkpoint::{Barrier, EventTime, Mark, MoveReport, SplitMoves};
 use super::clock::SourceClock;
 use super::source::Source;
 use crate::error::TaskError;
-use crate::flow::{Input, SplitHandover, StreamElement};
+use crate::flow::{SplitHandover, StreamElement};
 
 /// A split on its way.
 struct HandedSplit {
@@ -77,14 +77,19 @@ impl SplitHandover {
         for &from in &givers {
             self.output.mark_to(from, &Mark::Barrier(barrier.clone()))?;
         }
-        let open = |copy: &u32| !self.input.has_ended(*copy);
         let mut awaited = Awaited {
             epoch: barrier.epoch,
-            ready: lost.keys().copied().filter(open).collect(),
+            ready: lost.keys().copied().collect(),
             takers: BTreeSet::new(),
-            givers: givers.into_iter().filter(open).collect(),
+            givers,
             taken: Vec::new(),
         };
+        for (from, item) in std::mem::take(&mut self.early) {
+            awaited.note(&mut self.parked, from, item)?;
+        }
+        // Only now: a copy may have handed over, and ended, before this one had the barrier.
+        awaited.ready.retain(|&copy| !self.input.has_ended(copy));
+        awaited.givers.retain(|&copy| !self.input.has_ended(copy));
         while !awaited.ready.is_empty() {
             self.hear(&mut awaited).await?;
         }
@@ -102,7 +107,7 @@ impl SplitHandover {
             handed.push((to, splits));
         }
         self.has_given |= moved.splits > 0;
-        let Self { output, input, parked, early, .. } = self;
+        let Self { output, input, parked, .. } = self;
         let send = async {
             for (to, splits) in handed {
                 if !splits.is_empty() {
@@ -114,7 +119,7 @@ impl SplitHandover {
         };
         let receive = async {
             while !awaited.givers.is_empty() {
-                let Some((from, item)) = next(early, input).await? else { break };
+                let Some((from, item)) = input.recv_each().await? else { break };
                 awaited.note(parked, from, item)?;
             }
             Ok(awaited.taken)
@@ -126,7 +131,7 @@ impl SplitHandover {
     }
 
     async fn hear(&mut self, awaited: &mut Awaited) -> Result<(), TaskError> {
-        match next(&mut self.early, &mut self.input).await? {
+        match self.input.recv_each().await? {
             Some((from, item)) => awaited.note(&mut self.parked, from, item),
             None => {
                 awaited.ready.clear();
@@ -191,22 +196,11 @@ impl SplitHandover {
             }
             // The other copy has had the barrier first.
             Some((from, Some(item))) => {
-                self.early.push_back((from, Some(item)));
+                self.early.push((from, Some(item)));
                 Ok(())
             }
             Some((_, None)) | None => Ok(()),
         }
-    }
-}
-
-/// The next item of another copy.
-async fn next(
-    early: &mut VecDeque<(u32, Option<StreamElement>)>,
-    input: &mut Input,
-) -> Result<Option<(u32, Option<StreamElement>)>, TaskError> {
-    match early.pop_front() {
-        Some(item) => Ok(Some(item)),
-        None => Ok(input.recv_each().await?),
     }
 }
 

@@ -106,9 +106,9 @@ pub trait Source: Send {
         format!("split {split}")
     }
 
-    /// Gives up those of these splits, named as in [`Source::snapshot`], that it has and that have not ended. No event of
-    /// them follows, and later snapshots do not list them. A snapshot was taken just before, and nothing was delivered
-    /// since. Only asked of sources with [movable splits](crate::TaskSpec::movable_splits).
+    /// Gives up those of these splits, named as in [`Source::snapshot`], that it has and that have not ended. No event
+    /// of them follows, and later snapshots do not list them. A snapshot was taken just before, and nothing was
+    /// delivered since. Only asked of sources with [movable splits](crate::TaskSpec::movable_splits).
     ///
     /// # Errors
     /// Fails the task.
@@ -117,8 +117,8 @@ pub trait Source: Send {
         Ok(Vec::new())
     }
 
-    /// Takes over splits that another copy has released, at the positions that it had saved. Returns the number of each,
-    /// in order, which no other split has or has had. A source that had come to its end may go on.
+    /// Takes over splits that another copy has released, at the positions that it had saved. Returns the number of
+    /// each, in order, which no other split has or has had. A source that had come to its end may go on.
     ///
     /// # Errors
     /// Fails the task.
@@ -676,6 +676,10 @@ impl<'a, S: Source> SourceDriver<'a, S> {
 
     /// Saves the source's final position.
     async fn end(mut self) -> Result<(), TaskError> {
+        // Nobody waits for this copy to take splits over, even if it has to wait for its last checkpoint below.
+        if let Some(handover) = &mut self.handover {
+            handover.output.finish().await?;
+        }
         // Nothing more comes, so time advances to the latest row before the end: for timers that set further timers.
         if let Some(latest) = self.clock.as_ref().map(SourceClock::latest).filter(|&latest| latest > EventTime::MIN) {
             self.outputs.mark(&Mark::Watermark(latest)).await?;

@@ -60,7 +60,7 @@ pub struct Numbers {
 
 impl Numbers {
     pub fn new(context: &TaskContext, rows: i64, fuse: Option<Arc<AtomicU64>>) -> Self {
-        let splits = match context.restored() {
+        let splits: Vec<_> = match context.restored() {
             Some(restored) => {
                 let split = |(name, next): (&String, &Bytes)| {
                     (name.parse().unwrap(), i64::from_le_bytes(next.as_ref().try_into().unwrap()))
@@ -69,7 +69,8 @@ impl Numbers {
             }
             None => (0..SPLITS).filter(|s| s % context.copies() == context.copy()).map(|s| Some((s, 0))).collect(),
         };
-        Numbers { splits, at: 0, rows, fuse, pause: None }
+        // The last one first: who sees it knows that the others exist, and does not let time advance past them.
+        Numbers { at: splits.len().saturating_sub(1), splits, rows, fuse, pause: None }
     }
 }
 

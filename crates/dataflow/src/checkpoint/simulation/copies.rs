@@ -809,33 +809,7 @@ impl SimulatedCopy {
                 }
                 self.phase = next;
             }
-            MovePhase::MovingSplits(mut moving) => {
-                let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
-                // That it is there it says before all else.
-                let front = moving.outgoing.front().map(|(to, packet)| (self.hand[*to as usize], packet));
-                let may_send = front.is_some_and(|(lane, packet)| {
-                    matches!(packet, SimulatedPacket::Mark(_)) || with.lanes[lane].packets.len() < LANE_MAX
-                });
-                let stepped = if may_send && with.random.once_in(2) {
-                    let (to, packet) = moving.outgoing.pop_front().expect("just seen");
-                    with.lanes[self.hand[to as usize]].push(packet);
-                    true
-                } else {
-                    let early = source.early.pop_front();
-                    let heard = early.or_else(|| source.hear(with.lanes, with.random));
-                    let stepped = heard.is_some();
-                    if let Some((from, packet)) = heard {
-                        source.note(&mut moving, from, packet);
-                    }
-                    stepped
-                };
-                if moving.ready.is_empty() && !moving.released {
-                    source.release(&mut moving, &with.world.plan.splits());
-                }
-                let is_done = moving.released && moving.outgoing.is_empty() && moving.givers.is_empty();
-                self.phase = if is_done { self.moved_splits(&moving, with) } else { MovePhase::MovingSplits(moving) };
-                return stepped || may_send;
-            }
+            MovePhase::MovingSplits(moving) => return self.step_moving_splits(moving, with),
             MovePhase::Moving(mut moving) => {
                 let stepped = self.step_moving(&mut moving, with);
                 self.phase = match moving.outgoing.is_empty() && moving.awaited.is_empty() {
@@ -886,6 +860,35 @@ impl SimulatedCopy {
             }
         }
         true
+    }
+
+    /// Hands over one split, or hears of one. Returns false when it can only wait.
+    fn step_moving_splits(&mut self, mut moving: SplitMove, with: &mut StepContext) -> bool {
+        let CopyBody::Source(source) = &mut self.body else { unreachable!("asked of sources") };
+        // That it is there it says before all else.
+        let front = moving.outgoing.front().map(|(to, packet)| (self.hand[*to as usize], packet));
+        let may_send = front.is_some_and(|(lane, packet)| {
+            matches!(packet, SimulatedPacket::Mark(_)) || with.lanes[lane].packets.len() < LANE_MAX
+        });
+        let stepped = if may_send && with.random.once_in(2) {
+            let (to, packet) = moving.outgoing.pop_front().expect("just seen");
+            with.lanes[self.hand[to as usize]].push(packet);
+            true
+        } else {
+            let early = source.early.pop_front();
+            let heard = early.or_else(|| source.hear(with.lanes, with.random));
+            let stepped = heard.is_some();
+            if let Some((from, packet)) = heard {
+                source.note(&mut moving, from, packet);
+            }
+            stepped
+        };
+        if moving.ready.is_empty() && !moving.released {
+            source.release(&mut moving, &with.world.plan.splits());
+        }
+        let is_done = moving.released && moving.outgoing.is_empty() && moving.givers.is_empty();
+        self.phase = if is_done { self.moved_splits(&moving, with) } else { MovePhase::MovingSplits(moving) };
+        stepped || may_send
     }
 
     /// Hands over one thing, or takes one.

@@ -464,7 +464,7 @@ fn whatever_fails_every_row_counts_once() {
     assert!(overtaken > 10 * seeds as usize, "hardly any row was overtaken");
     assert!(moved > seeds as usize, "hardly anything has moved");
     assert!(together > seeds as usize / 4, "hardly anything of both tasks has moved at once");
-    assert!(splits > seeds as usize, "hardly any split has moved");
+    assert!(splits > seeds as usize / 8, "hardly any split has moved");
     assert!(full > seeds as usize, "hardly any sink was full");
     assert!(early > seeds as usize / 10, "hardly any sink had nothing left while others went on");
     assert!(settled > seeds as usize / 2, "hardly any run has ended with all committed");
