@@ -38,16 +38,8 @@ fn plan_task(layout: &ClusterLayout, task: &TaskLayout, evens: bool) -> BTreeMap
         let fewest = held.values_mut().min_by_key(|splits| splits.len()).expect("there is one");
         fewest.push(split);
     }
-    while evens {
-        let count = |copy: &u32| held[copy].len();
-        // Of several, the one with the lowest number.
-        let most = *held.keys().rev().max_by_key(|copy| count(copy)).expect("there is one");
-        let least = *held.keys().min_by_key(|copy| count(copy)).expect("there is one");
-        if count(&most) <= count(&least) + 1 {
-            break;
-        }
-        let split = held.get_mut(&most).and_then(Vec::pop).expect("it has the most");
-        held.entry(least).or_default().push(split);
+    if evens {
+        even_out(&mut held);
     }
     let mut moves: BTreeMap<u32, BTreeMap<String, u32>> = BTreeMap::new();
     for (to, splits) in held {
@@ -56,6 +48,21 @@ fn plan_task(layout: &ClusterLayout, task: &TaskLayout, evens: bool) -> BTreeMap
         }
     }
     moves
+}
+
+/// Moves splits until no copy has two more than another.
+fn even_out(held: &mut BTreeMap<u32, Vec<(&String, u32)>>) {
+    loop {
+        let count = |copy: &u32| held[copy].len();
+        // Of several, the one with the lowest number.
+        let most = *held.keys().rev().max_by_key(|copy| count(copy)).expect("there is one");
+        let least = *held.keys().min_by_key(|copy| count(copy)).expect("there is one");
+        if count(&most) <= count(&least) + 1 {
+            return;
+        }
+        let split = held.get_mut(&most).and_then(Vec::pop).expect("it has the most");
+        held.entry(least).or_default().push(split);
+    }
 }
 
 #[cfg(test)]
