@@ -104,7 +104,7 @@ pub(super) struct PendingWrite {
 
 /// The body of a copy.
 pub(super) enum CopyBody {
-    Source { source: Box<dyn Source>, clock: Option<SourceClock> },
+    Source { source: Box<dyn Source>, clock: Option<Box<SourceClock>> },
     Operator { operator: Box<dyn Operator>, ticks: bool },
     Sink { number: usize, rows: Vec<RecordBatch> },
 }
@@ -224,7 +224,7 @@ impl SimulatedCopy {
     /// Repeats the end of a copy that had already ended in the checkpoint from which the job resumes.
     pub(super) fn end_again(&mut self, with: &mut StepContext<'_>) -> Result<(), TaskError> {
         let kept = match &mut self.body {
-            CopyBody::Source { source, clock } => source_snapshot(source.as_mut(), clock.as_ref())?,
+            CopyBody::Source { source, clock } => source_snapshot(source.as_mut(), clock.as_deref())?,
             CopyBody::Operator { .. } | CopyBody::Sink { .. } => Snapshot::default(),
         };
         self.end(kept, with);
@@ -270,7 +270,7 @@ impl SimulatedCopy {
             && with.dice.once_in(2)
         {
             source.barrier(barrier.epoch);
-            let snapshot = source_snapshot(source.as_mut(), clock.as_ref())?;
+            let snapshot = source_snapshot(source.as_mut(), clock.as_deref())?;
             self.save(barrier.epoch, true, snapshot);
             self.mark(&Mark::Barrier(barrier.clone()), with.lanes);
             if barrier.control == BarrierControl::Stop {
@@ -289,8 +289,8 @@ impl SimulatedCopy {
             }
             (SourceEvent::SplitEnded { split }, Some(clock)) => clock.end_split(split),
             (SourceEvent::End, clock) => {
-                let latest = clock.as_ref().map(SourceClock::latest).filter(|&latest| latest > EventTime::MIN);
-                let kept = source_snapshot(source.as_mut(), clock.as_ref())?;
+                let latest = clock.as_deref().map(SourceClock::latest).filter(|&latest| latest > EventTime::MIN);
+                let kept = source_snapshot(source.as_mut(), clock.as_deref())?;
                 if let Some(latest) = latest {
                     self.mark(&Mark::Watermark(latest), with.lanes);
                 }

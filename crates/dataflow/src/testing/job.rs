@@ -439,7 +439,7 @@ fn copy_body(
         TaskBody::Source(make, times) => {
             let schema = &flow.tasks[at].outputs[0];
             let clock = times.clone().map(|times| SourceClock::new(times, schema, context.restored()));
-            CopyBody::Source { source: make(context)?, clock: clock.transpose()? }
+            CopyBody::Source { source: make(context)?, clock: clock.transpose()?.map(Box::new) }
         }
         TaskBody::Sink => {
             let number = sinks.iter().position(|&sink| sink == at).expect("it is one of them");
