@@ -446,9 +446,7 @@ fn sessions_on_disk_are_those_of_the_model() {
 /// late rows, merged sessions, incremental and full snapshots, moving keys, and a job that resumes.
 #[test]
 fn sessions_larger_than_memory_are_the_same() {
-    const KEYS: u64 = 8_000;
-    // Enough for a restart, three moves of keys and a full snapshot.
-    const STEPS: i64 = 1200;
+    const KEYS: u64 = 12_000;
     for (lateness, early) in
         [(0, EarlyResults::Never), (40, EarlyResults::Never), (20, EarlyResults::Every(1)), (20, EarlyResults::Rows(3))]
     {
@@ -456,7 +454,7 @@ fn sessions_larger_than_memory_are_the_same() {
         let mut memory = SessionCopies::new(lateness, early, None);
         let mut disk = SessionCopies::new(lateness, early, Some((50, 1 << 14)));
         let (mut given, mut most, mut held) = (0, 0, 0);
-        for step in 0..STEPS {
+        for step in 0..3000_i64 {
             let context = format!("lateness {lateness}, {early:?}, step {step}");
             // A session ends after a few hundred steps without another row of its key. Some rows are much too late.
             let now = step / 30;
