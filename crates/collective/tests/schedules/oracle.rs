@@ -95,7 +95,7 @@ impl Case {
     /// some of the cases with many ranks; over time, all of them run.
     pub fn is_drawn(&self) -> bool {
         let (share, seed) = *DRAW;
-        let drawn = Random(seed ^ self.seed << 24 ^ self.collective as u64 ^ u64::from(self.size) << 8).next();
+        let drawn = Random(seed ^ (self.seed << 24) ^ (u64::from(self.size) << 8) ^ self.collective as u64).next();
         self.size <= RANKS_ALWAYS || ((drawn >> 11) as f64) < share * (1u64 << 53) as f64
     }
 
