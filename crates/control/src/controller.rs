@@ -391,8 +391,8 @@ impl Controller {
         if let Some(decision) = self.decisions.back_mut().filter(|_| slowed_s.is_none()) {
             decision.measured = Some(gain);
         }
-        // If nobody waits, the sources have less to send. If something has become slower in the meantime, neither the new
-        // owners nor the old ones were chosen for that, and the next action helps more than going back.
+        // If nobody waits, the sources have less to send. If something has become slower in the meantime, neither the
+        // new owners nor the old ones were chosen for that, and the next action helps more than going back.
         let waits = gain < -WORSE && !self.causes.is_empty() && slowed_s.is_none();
         let better = if waits { self.were_better(&attempt.owners) } else { None };
         let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);

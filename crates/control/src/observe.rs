@@ -421,8 +421,8 @@ fn on_cpu(span: &Span<'_>, bucket_seconds: f64) -> f64 {
 
 /// How much of its CPUs a host has.
 struct CpuShortage {
-    /// Threads wait for CPUs although the job uses fewer than it may, so that it has no more than it uses. This may be so
-    /// on all hosts: their number of CPUs is a whole one, of which a container may have a fraction.
+    /// Threads wait for CPUs although the job uses fewer than it may, so that it has no more than it uses. This may be
+    /// so on all hosts: their number of CPUs is a whole one, of which a container may have a fraction.
     short: bool,
     /// Other programs take them.
     taken: bool,
