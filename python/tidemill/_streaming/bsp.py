@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from tidemill._tables.durations import micros_since_1970
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import Schema, describe_error, table_of_rows, take_result
 from tidemill._tables.table import Table
@@ -34,16 +35,21 @@ class BspContext:
         The window of the rows (UTC), from its start, inclusive, to its end, exclusive. For windows of a number of rows:
         the number of the first row, and of the first row after the last, counted over all copies. None if the function
         is called at checkpoints.
+    timer : datetime or None
+        With a window of time: set it, on any copy, to call the function again for the first window that ends after this
+        time (UTC), even if no copy has rows in that. It holds until the next call, which begins with None. When the stream
+        ends, its time does not go on: windows behind the last rows are not called for a timer.
     copy, copies : int
         Number of this copy, from 0, and number of copies: its rank in the communicator, and the size of that.
     """
 
-    __slots__ = ("copies", "copy", "state", "window_end", "window_start")
+    __slots__ = ("copies", "copy", "state", "timer", "window_end", "window_start")
 
     def __init__(self, state: Any, window: _Window, copy: int, copies: int) -> None:
         self.state = state
         self.window_start: datetime | int | None = window[0]
         self.window_end: datetime | int | None = window[1]
+        self.timer: datetime | None = None
         self.copy = copy
         self.copies = copies
 
@@ -60,8 +66,8 @@ Split = Callable[[Any, int], Sequence[Any]]
 
 #: A copy's communicator, its number, the number of copies, and the pickled states of all copies that there were.
 Place = tuple[Comm, int, int, list[bytes]]
-#: New rows, and whether `BspLogic.poll` may give more of the same call.
-CallOutput = tuple[list[NativeTable], bool]
+#: New rows, whether `BspLogic.poll` may give more of the same call, and a timer in microseconds, which only a call sets.
+CallOutput = tuple[list[NativeTable], bool, int | None]
 
 
 class BspLogic:
@@ -106,18 +112,30 @@ class BspLogic:
         context = BspContext(self._state, window_of(window, is_rows), self._copy, self._copies)
         made = self._function(self._comm, Table(rows), context)
         self._state = context.state
+        timer = self._timer(context)
         if made is None:
-            return [], False
+            return [], False, timer
         try:
             if isinstance(made, Mapping):
                 made = [made]
-            return [table_of_rows(made, self._schema) if isinstance(made, list) else take_result(made)], False
+            return [table_of_rows(made, self._schema) if isinstance(made, list) else take_result(made)], False, timer
         except Exception as error:
             raise DataSetError(f"{self._name}: {describe_error(error)}") from error
 
+    def _timer(self, context: BspContext) -> int | None:
+        if context.timer is None:
+            return None
+        if not isinstance(context.window_end, datetime):
+            raise DataSetError(
+                f"{self._name}: context.timer is a time of windows of time; pass such a window=, or leave it out"
+            )
+        return micros_since_1970(
+            context.timer, f"{self._name}: context.timer", "context.window_end + timedelta(seconds=10)"
+        )
+
     def poll(self, waits: bool) -> CallOutput:
         """Return more rows of the last call, if it was pending; all of them if this `waits`."""
-        return [], False
+        return [], False, None
 
     def save(self) -> bytes:
         """Pickle the state."""

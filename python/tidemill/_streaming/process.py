@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tidemill._streaming.items import NEVER as _NEVER
 from tidemill._streaming.items import AggregateState, Fold, ListState, MapState, Part, of_kind
 from tidemill._streaming.state import Declared
-from tidemill._tables.durations import Duration, micros
+from tidemill._tables.durations import Duration, micros, micros_since_1970
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import Row, Schema, table_of_rows
 from tidemill._tables.table import Table
@@ -363,9 +363,5 @@ def _bytes_of(one: object, level: int = 0) -> float:
 
 
 def _micros(at: datetime, what: str) -> int:
-    if not isinstance(at, datetime):
-        clock = "now" if what.endswith("alarm") else "time"
-        raise DataSetError(f"{what} takes a datetime, such as context.{clock} + timedelta(seconds=10), not {at!r}")
-    if at.tzinfo is not None:
-        at = (at - at.utcoffset()).replace(tzinfo=None)  # type: ignore[operator]
-    return (at - _EPOCH) // _US
+    clock = "now" if what.endswith("alarm") else "time"
+    return micros_since_1970(at, what, f"context.{clock} + timedelta(seconds=10)")

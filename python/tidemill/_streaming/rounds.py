@@ -62,7 +62,7 @@ class RoundLogic(BspLogic):
         if last is None or last.nbytes < _ASIDE_BYTES:
             # Reports of slow copies count the waits of such calls.
             self._comm.Allreduce(self._sent, self._received, OPERATIONS[self._op])
-            return self._end(), False
+            return self._end(), False, None
         if self._reductions is None:
             self._reductions = self._comm.Clone()
         # All copies begin a round together: here they may change how they reduce.
@@ -79,13 +79,13 @@ class RoundLogic(BspLogic):
         """Wait for the reduction for a time, or to its end if that is None."""
         if wait_s is None:
             self._request.Wait()
-            return self._end(), False
+            return self._end(), False, None
         until = time.monotonic() + wait_s
         while not self._request.Test():
             if time.monotonic() >= until:
-                return [], True
+                return [], True, None
             time.sleep(_TEST_EVERY_S)
-        return self._end(), False
+        return self._end(), False, None
 
     def _part(self, returned: Any) -> Any:
         import numpy as np

@@ -69,6 +69,44 @@ def test_windows_are_those_of_group_by(windows: tm.stream.Windows, copies: int) 
         assert in_order(written(made)) == in_order(expected)
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_timer_calls_it_without_rows(copies: int) -> None:
+    """Once, if it is not set again; of several copies the first timer counts; behind the last rows none does."""
+
+    def called(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
+        assert context.timer is None
+        second = context.window_end.second  # type: ignore[union-attr]
+        if second in (1, 10, 12, 21) and comm.rank == comm.size - 1:
+            context.timer = context.window_end + timedelta(seconds=1.5)  # type: ignore[operator]
+        elif second == 1 or second == 3:
+            context.timer = context.window_end + 5 * SECOND  # type: ignore[operator]
+        count = comm.allreduce(len(rows))
+        return [{"end": context.window_end, "n": count}] if comm.rank == 0 else []
+
+    of = pa.table({"x": [0, 1, 2], "at": pa.array([0, 9_000_000, 20_000_000], pa.timestamp("us"))})
+    made = stream(of, rows_per_batch=1).bsp(
+        called, {"end": "timestamp[us]", "n": "int64"}, window=window(tm.stream.tumbling("1s")), parallelism=copies
+    )
+    found = [(row["end"].second, row["n"]) for row in sorted(written(made), key=lambda row: row["end"])]
+    assert found == [(1, 1), (3, 0), (9, 0), (10, 1), (12, 0), (14, 0), (21, 1)]
+
+
+def test_a_timer_is_a_time_of_windows_of_time() -> None:
+    def called(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        context.timer = datetime(2020, 1, 1)
+
+    rows = tm.stream.window(tm.stream.count_window(10))
+    for options in ({}, {"window": rows}):
+        with pytest.raises(tm.DataSetError, match=r"context\.timer is a time of windows of time"):
+            written(stream(table(10)).bsp(called, {"x": "int64"}, **options))
+
+    def wrong(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> None:
+        context.timer = 17  # type: ignore[assignment]
+
+    with pytest.raises(tm.DataSetError, match=r"context\.timer takes a datetime, such as .*, not 17"):
+        written(stream(table(10)).bsp(wrong, {"x": "int64"}, window=window(tm.stream.tumbling("1s"))))
+
+
 def test_rows_of_a_key_are_at_one_copy_in_order_of_time() -> None:
     def looked_at(comm: Any, rows: tm.Table, context: tm.stream.BspContext) -> Rows:
         at = rows.to_dict()["at"]

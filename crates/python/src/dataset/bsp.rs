@@ -78,10 +78,10 @@ fn call<T: Send + 'static>(
     Ok(wait_in_copy(called)??)
 }
 
-/// Tables, and whether more may come.
+/// Tables, whether more may come, and a timer.
 fn output(py: Python<'_>, made: &Py<PyAny>) -> PyResult<CallOutput> {
-    let (tables, is_pending) = made.extract::<(Vec<PyRef<'_, NativeTable>>, bool)>(py)?;
-    Ok(CallOutput { rows: tables.iter().flat_map(|table| table.batches.clone()).collect(), is_pending })
+    let (tables, is_pending, timer) = made.extract::<(Vec<PyRef<'_, NativeTable>>, bool, Option<i64>)>(py)?;
+    Ok(CallOutput { rows: tables.iter().flat_map(|table| table.batches.clone()).collect(), is_pending, timer })
 }
 
 impl BspFunction for PythonBsp {

@@ -266,6 +266,14 @@ impl WindowAssigner {
         }
     }
 
+    /// The end of the first window that ends after a time.
+    pub(crate) fn first_end_after(&self, time: Micros) -> Micros {
+        match &self.kind {
+            SpanKind::Sliding { slide, .. } => self.ended_by(time).saturating_add(*slide),
+            SpanKind::Calendar { of, zone } => stretch(of, zone, time).1,
+        }
+    }
+
     /// The end of the last window that contains a pane.
     pub(crate) fn last_end(&self, pane: Micros) -> Micros {
         match &self.kind {
@@ -433,6 +441,8 @@ mod tests {
                 let ends = |pane: Micros| spans.windows(spans.pane(pane).0).map(|start| spans.end(start));
                 assert!(ended <= time && ends(ended - 1).any(|end| end == ended), "{} {time}", spans.described());
                 assert_eq!(spans.end(spans.start(ended)), ended);
+                let next = spans.first_end_after(time);
+                assert!(time < next && spans.ended_by(next - 1) == ended && spans.ended_by(next) == next);
                 let between = (ended..time).flat_map(|at| ends(at).collect::<Vec<_>>());
                 assert!(between.take(10_000).all(|end| end <= ended || end > time), "{} {time}", spans.described());
             }

@@ -70,6 +70,9 @@ pub struct CallOutput {
     pub rows: Vec<RecordBatch>,
     /// More may come: [`BspFunction::poll`] gives it.
     pub is_pending: bool,
+    /// With windows of time, what [`BspFunction::call`] sets until the next call: a time in microseconds. The function
+    /// is called for the first window that ends after it, even if no copy has rows for that.
+    pub timer: Option<i64>,
 }
 
 /// The rows that a call is for.

@@ -22,7 +22,7 @@ use crate::rows::late_rows::LateCount;
 use crate::state::expiring_rows::{ExpiringRows, KeptState};
 use crate::state::groups::batch;
 use crate::state::operator_memory::{OperatorMemory, SpillableState};
-use crate::state::state_layout::{StateLayout, fired_of, shared};
+use crate::state::state_layout::{StateLayout, fired_of, shared, time_of};
 use crate::time::times::TimeColumn;
 use crate::time::window::{Micros, WindowKind};
 use crate::time::window_assigner::WindowAssigner;
@@ -33,8 +33,9 @@ const CLEAR_MIN: usize = 1 << 13;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a copy accepts input that arrived while its function was busy, before it checks which windows have ended.
 const REST_TIME: Duration = Duration::from_millis(50);
-/// The name of the function's state among what copies share in checkpoints.
+/// The names of the function's state, and of its timer, among what copies share in checkpoints.
 const FUNCTION: &str = "function";
+const TIMER: &str = "timer";
 
 /// The configuration of a query, the same on all workers.
 pub(crate) struct BspShape {
@@ -84,9 +85,10 @@ pub(super) struct PaneRows {
     called: bool,
 }
 
-/// The windows that contain panes.
+/// The windows that contain panes, or a timer.
 pub(super) struct PaneWindows<'a> {
     pub panes: &'a BTreeMap<Micros, PaneRows>,
+    pub timer: Option<Micros>,
     /// `None`: epochs instead of windows.
     pub windows: Option<&'a WindowAssigner>,
 }
@@ -105,6 +107,11 @@ impl WindowEnds for PaneWindows<'_> {
         self.panes.keys().find_map(first).unwrap_or(Micros::MAX)
     }
 
+    fn timer_after(&self, time: Micros) -> Micros {
+        let end = |(timer, windows): (Micros, &WindowAssigner)| windows.first_end_after(timer.max(time));
+        self.timer.zip(self.windows).map_or(Micros::MAX, end)
+    }
+
     fn last_by(&self, time: Micros) -> Micros {
         let last = |&pane: &Micros| self.ends(pane).find(|&end| end <= time);
         self.panes.keys().rev().find_map(last).unwrap_or(Micros::MIN)
@@ -118,6 +125,8 @@ pub(crate) struct BspTask {
     turns: Turns,
     /// For calls for a number of rows.
     row_turns: Option<RowTurns>,
+    /// When the function wants to be called though there are no rows.
+    timer: Option<Micros>,
     moment: Moment,
     /// No row that comes, if it is not late, has an earlier time.
     reached: Micros,
@@ -138,6 +147,9 @@ impl BspTask {
         let states = restored.iter().flat_map(|restored| restored.shared_by.values());
         let states = states.filter_map(|shared| shared.get(FUNCTION).cloned()).collect();
         let function = (shape.exec.query.function)(&BspSetup { context, comm, restored: states })?;
+        // Every copy may have the first: it is what they agree on, and the call sets them anew.
+        let timers = restored.iter().flat_map(|restored| restored.shared.get(TIMER)).flatten();
+        let timer = timers.map(time_of).collect::<Result<Vec<_>, _>>()?.into_iter().min();
         let held = OperatorMemory::new(context);
         let kept = ExpiringRows::new(Arc::clone(&shape.keyed.schema), held.disk());
         let called = restored.map_or(Ok(Micros::MIN), fired_of)?;
@@ -150,6 +162,7 @@ impl BspTask {
             function,
             turns: Turns::new(comm.clone(), shape.assigner()?, called, shape.exec.query.on_busy),
             row_turns,
+            timer,
             moment: Moment::Time,
             reached: Micros::MIN,
             state: KeptState::new(kept, shape.keyed.keys()),
@@ -223,7 +236,7 @@ impl BspTask {
             return self.advance_rows(waits, emit);
         }
         let windows = self.turns.windows().cloned();
-        let ends = PaneWindows { panes: &self.panes, windows: windows.as_ref() };
+        let ends = PaneWindows { panes: &self.panes, timer: self.timer, windows: windows.as_ref() };
         match self.turns.next(self.moment, &ends, waits)? {
             Turn::Call(end) => {
                 let start = windows.map_or(Micros::MIN, |windows| windows.start(end));
@@ -284,7 +297,7 @@ impl BspTask {
     /// Emits what a pending call has returned meanwhile, or all of it if this `waits`.
     fn settle(&mut self, waits: bool, emit: &mut Emitter) -> Result<(), TaskError> {
         if self.pending_since.is_some() {
-            let CallOutput { rows, is_pending } = self.function.poll(waits)?;
+            let CallOutput { rows, is_pending, .. } = self.function.poll(waits)?;
             if !is_pending {
                 self.pending_since = None;
             }
@@ -328,7 +341,8 @@ impl BspTask {
         self.settle(true, emit)?;
         let columns = (0..self.shape.keyed.width).map(|column| self.state.kept.gather(column, numbers));
         let rows = batch(&self.shape.rows, columns.collect::<Result<_>>()?, numbers.len())?;
-        let CallOutput { rows, is_pending } = self.function.call(self.turns.comm(), rows, of)?;
+        let CallOutput { rows, is_pending, timer } = self.function.call(self.turns.comm(), rows, of)?;
+        self.timer = timer;
         self.pending_since = is_pending.then(|| self.turns.called());
         self.emit(rows, emit)
     }
@@ -476,6 +490,8 @@ impl Operator for BspTask {
     fn snapshot(&mut self, whole: bool) -> Result<Snapshot, TaskError> {
         let mut snapshot = shared(self.row_turns.as_ref().map_or(self.turns.called(), RowTurns::called));
         snapshot.shared.push((FUNCTION.into(), self.function.save()?));
+        let timer = self.timer.map(|timer| (TIMER.into(), Bytes::copy_from_slice(&timer.to_le_bytes())));
+        snapshot.shared.extend(timer);
         snapshot.later = self.state.snapshot(whole);
         Ok(snapshot)
     }

@@ -1,9 +1,10 @@
 //! Agreement between the copies of a task on the window they call their function for.
 //!
-//! A copy knows the time its input has reached, and the first window that it has rows for. The minimum of both over all
-//! copies determines the next window to call: one that has ended on all copies. Copies enter an agreement when a window
-//! may have ended, at every barrier, and at the end of their input. A copy leaves a barrier only when all have reached
-//! it, so all make the same calls in each epoch, whatever the order of input on each.
+//! A copy knows the time its input has reached, the first window that it has rows for, and the one that its timer is
+//! for. The minimum of each over all copies determines the next window to call: one that has ended on all copies. When
+//! all input has ended, time does not go on, so windows for timers behind the last rows are not called. Copies enter an
+//! agreement when a window may have ended, at every barrier, and at the end of their input. A copy leaves a barrier
+//! only when all have reached it, so all make the same calls in each epoch, whatever the order of input on each.
 //!
 //! A copy whose time is ahead does not block its input while the others catch up, since what they wait for may come
 //! after rows for this copy. It checks again when its next input arrives.
@@ -42,7 +43,7 @@ pub(super) enum Turn {
 struct Agreement {
     /// The minimum time.
     now: Micros,
-    /// The end of the first window that has rows and was not called.
+    /// The end of the first window to call that was not called.
     next: Micros,
     all_at_barrier: bool,
     any_at_barrier: bool,
@@ -50,12 +51,17 @@ struct Agreement {
     all_rested: bool,
 }
 
-/// The windows that a copy has rows for.
+/// The windows that a copy has rows for, or a timer.
 pub(super) trait WindowEnds {
-    /// The end of the first window that ends after a time; `Micros::MAX` if there is none.
+    /// The end of the first window with rows that ends after a time; `Micros::MAX` if there is none.
     fn first_after(&self, time: Micros) -> Micros;
 
-    /// The end of the last window that ends by a time; `Micros::MIN` if there is none.
+    /// The same for a timer.
+    fn timer_after(&self, _time: Micros) -> Micros {
+        Micros::MAX
+    }
+
+    /// The end of the last window with rows that ends by a time; `Micros::MIN` if there is none.
     fn last_by(&self, time: Micros) -> Micros;
 }
 
@@ -194,8 +200,8 @@ impl<C: Consensus> Turns<C> {
                     return Ok(Turn::Over);
                 }
                 let at_barrier = i64::from(moment == Moment::Barrier);
-                let first = ends.first_after(self.called);
-                let said = vec![self.now, first, at_barrier, -at_barrier, i64::from(self.rested)];
+                let (first, timer) = (ends.first_after(self.called), ends.timer_after(self.called));
+                let said = vec![self.now, first, timer, at_barrier, -at_barrier, i64::from(self.rested)];
                 self.copies.propose(said, &ReduceOp::Min)?;
             }
             let Some(agreed) = self.agreed(moment, waits)? else { return Ok(Turn::NotYet) };
@@ -224,7 +230,8 @@ impl<C: Consensus> Turns<C> {
                 self.copies.propose(vec![ends.last_by(agreed.now)], &ReduceOp::Max)?;
                 // All are here: nobody waits long.
                 let last = self.copies.outcome(Moment::Barrier, true)?.ok_or("copies have not answered")?;
-                (self.on_busy == OnBusy::Drop, last[0])
+                // Without rows, it is called for a timer.
+                (self.on_busy == OnBusy::Drop, last[0].max(agreed.next))
             }
         };
         self.called = end;
@@ -232,7 +239,7 @@ impl<C: Consensus> Turns<C> {
         Ok((!is_left_out).then_some(end))
     }
 
-    /// No window that ends by `time` has rows.
+    /// No window that ends by `time` has rows or a timer.
     fn skip_to(&mut self, time: Micros) {
         if let Some(windows) = self.windows.as_ref().filter(|_| time > Micros::MIN) {
             self.called = self.called.max(windows.ended_by(time));
@@ -242,9 +249,11 @@ impl<C: Consensus> Turns<C> {
     /// The agreement, once all copies have answered.
     fn agreed(&mut self, moment: Moment, waits: bool) -> Result<Option<Agreement>, TaskError> {
         let Some(values) = self.copies.outcome(moment, waits)? else { return Ok(None) };
-        let [now, next, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
+        let [now, first, timer, all_at_barrier, any_at_barrier, all_rested] = values[..] else {
             return Err("copies have agreed on something else".into());
         };
+        let is_over = now == Micros::MAX && first == Micros::MAX;
+        let next = if is_over { first } else { first.min(timer) };
         let (all_at_barrier, any_at_barrier) = (all_at_barrier == 1, any_at_barrier == -1);
         Ok(Some(Agreement { now, next, all_at_barrier, any_at_barrier, all_rested: all_rested == 1 }))
     }
@@ -362,6 +371,54 @@ mod tests {
                 made.extend(calls(&mut turns, Moment::End, rows[rank]));
                 made
             });
+            assert_eq!(all.unwrap(), vec![expected; 2], "{on_busy:?}");
+        }
+    }
+
+    /// A window without rows is called for a timer once it has ended, in its place among the others; but not behind the
+    /// last rows when the input has ended.
+    #[test]
+    fn windows_with_timers_are_called() {
+        struct Timed(Vec<Micros>, Micros);
+
+        impl WindowEnds for Timed {
+            fn first_after(&self, time: Micros) -> Micros {
+                self.0.as_slice().first_after(time)
+            }
+
+            fn timer_after(&self, time: Micros) -> Micros {
+                if self.1 > time { self.1 } else { Micros::MAX }
+            }
+
+            fn last_by(&self, time: Micros) -> Micros {
+                self.0.as_slice().last_by(time)
+            }
+        }
+
+        for on_busy in [OnBusy::Wait, OnBusy::Latest] {
+            let all = run_ranks(2, |comm| {
+                // One copy has rows, the other one timers.
+                let rank = comm.rank();
+                let ends = |timer| if rank == 0 { Timed(vec![10, 70], Micros::MAX) } else { Timed(Vec::new(), timer) };
+                let mut turns = Turns::new(comm, Some(WindowAssigner::sliding(10, 10)), Micros::MIN, on_busy);
+                let mut made = Vec::new();
+                for (now, timer, moment) in [
+                    (15, 40, Moment::Barrier),
+                    (39, 40, Moment::Barrier),
+                    (41, 40, Moment::Barrier),
+                    (41, 60, Moment::Barrier),
+                    (Micros::MAX, 60, Moment::End),
+                    (Micros::MAX, 90, Moment::End),
+                ] {
+                    turns.pass(now);
+                    while let Turn::Call(end) = turns.next(moment, &ends(timer), true).unwrap() {
+                        made.push(end);
+                        turns.rest();
+                    }
+                }
+                made
+            });
+            let expected = if on_busy == OnBusy::Wait { vec![10, 40, 60, 70] } else { vec![10, 40, 70] };
             assert_eq!(all.unwrap(), vec![expected; 2], "{on_busy:?}");
         }
     }
