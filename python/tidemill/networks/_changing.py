@@ -430,6 +430,12 @@ class Share:
         return len(self._slots)
 
     @property
+    def next_end(self) -> int | None:
+        """When the first of the copy's links goes by itself, in microseconds."""
+        first = NEVER if self.links is None else int(self.links.ends.min(initial=NEVER))
+        return None if first == NEVER else first
+
+    @property
     def arrays(self) -> tuple[str, ...]:
         """The names of arrays by slot."""
         return self.ARRAYS + (self.STRENGTHS if self.rules.weighted else ())

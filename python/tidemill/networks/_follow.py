@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -86,15 +87,16 @@ def follow(
         or 1 if it has none. Its ids must have the type of those in `links`, and nodes without links are left out. A job
         that resumes takes the network from its checkpoint instead.
     every : str, number of seconds or timedelta, optional
-        Length of a window in event time, for example ``"1s"``. Windows without rows are skipped. By default, a window
-        has the rows from one checkpoint to the next, and the last window ends with the stream. The order of rows within
-        a window makes no difference.
+        Length of a window in event time, for example ``"1s"``. Windows without rows are skipped, except those in which
+        links expire. By default, a window has the rows from one checkpoint to the next, and the last window ends with the
+        stream. The order of rows within a window makes no difference.
     on : str or Expr, optional
         The event time of a row; required with `every`.
     lifetime : str, number of seconds or timedelta, optional
         Time after which a link expires, unless it is removed before: at the end of a window, the network has only
-        links that are younger. Because windows without rows are skipped, a link may stay until the next window that
-        has rows. Links of `start` do not expire.
+        links that are younger. Links expire by the stream's time, which advances with the rows of the source, even with
+        rows that are filtered out before this step; with `stream.processing_time`, it follows the clock. When the stream
+        ends, links that have not expired stay. Links of `start` do not expire.
     measures : iterable of {"degrees", "components", "pagerank"}, optional
         What to compute; degrees are always included.
     directed : bool, default=True
@@ -335,6 +337,11 @@ class _Step:
         done = share.apply(comm, arrived, int(end.astype(np.int64)))
         if done.missing:
             self._lacking(comm, done)
+        if (next_end := share.next_end) is not None:
+            # The window of the microsecond before is the first one at whose end the link is not there. After the year
+            # 9999 there are no windows.
+            with contextlib.suppress(OverflowError):
+                context.timer = datetime(1970, 1, 1) + timedelta(microseconds=next_end - 1)
         made = self._told(share, done)
         columns = {"round": np.full(len(made["node"]), number), "end": np.full(len(made["node"]), end), **made}
         if self._root is not None and comm.size > 1:

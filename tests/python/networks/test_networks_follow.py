@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,9 +280,52 @@ def test_links_that_went_by_themselves() -> None:
     rows = [{"from": 1, "to": 2, "op": "add", "s": 0}, {"from": 2, "to": 3, "op": "add", "s": 2}]
     rows += [{"from": 1, "to": 2, "op": "remove", "s": 3}]
     found = written(followed(rows, lifetime="1500ms"))
-    assert {row["node"] for row in found if row["round"] == 1 and row["score"] is not None} == {2, 3}
+    # In between there was a window without rows.
+    assert {row["node"] for row in found if row["round"] == 2 and row["score"] is not None} == {2, 3}
     with pytest.raises(tm.DataSetError, match="there is no link from 1 to 2, which should be removed"):
         written(followed(rows, lifetime="1500ms", missing="raise"))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_links_go_in_windows_without_rows(copies: int) -> None:
+    """Time goes on with rows that are filtered out before; there is a window for each link, and none behind the last row."""
+    rows: list[Row] = [{"from": 1, "to": 2, "op": "add", "s": 0}, {"from": 2, "to": 3, "op": "add", "s": 4}]
+    rows += [{"from": 0, "to": 0, "op": "tick", "s": second} for second in range(5, 10)]
+    rows += [{"from": 4, "to": 5, "op": "add", "s": 20}]
+    ticking = stream(rows).filter(tm.col("op") != "tick")
+    exact: dict[str, Any] = {"op": "op", "every": "1s", "on": "at", "parallelism": copies}
+    found = written(tm.networks.follow(ticking, "from", "to", lifetime="2500ms", **exact))
+    ends = {(row["round"], row["end"].second): set() for row in found}
+    for row in found:
+        ends[row["round"], row["end"].second].add((row["node"], row["score"] is not None))
+    assert ends == {
+        (0, 1): {(1, True), (2, True)},
+        (1, 3): {(1, False), (2, False)},
+        (2, 5): {(2, True), (3, True)},
+        (3, 7): {(2, False), (3, False)},
+        (4, 21): {(4, True), (5, True)},
+    }
+
+
+def test_links_go_by_the_clock() -> None:
+    """With time by the clock a link goes though no row comes: the source ends only when it has gone."""
+    gone = threading.Event()
+
+    def links(split: str, position: int | None) -> Iterator[Any]:
+        if position is None:
+            yield [{"source": 1, "target": 2}], 1
+        while not gone.is_set():
+            yield None
+
+    def take(table: tm.Table) -> None:
+        if any(row["degree"] == 0 for row in table.to_pylist()):
+            gone.set()
+
+    clock = tm.stream.processing_time("at")
+    source = tm.stream.from_function(links, {"source": "int64", "target": "int64"}, splits=["all"], time=clock)
+    exact: dict[str, Any] = {"every": "100ms", "on": "at", "directed": False, "measures": ["degrees"], "parallelism": 1}
+    tm.networks.follow(source, lifetime="300ms", **exact).write_stream(take)
+    assert gone.is_set()
 
 
 def test_loops() -> None:
