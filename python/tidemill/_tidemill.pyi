@@ -142,13 +142,28 @@ class CompressedRows:
         weights: _Float64 | None,
         rows: int,
         columns: int,
-        duplicates: Literal["keep", "sum", "min", "first"] = "keep",
+        duplicates: Literal["keep", "sum", "min", "max", "first"] = "keep",
         loops: bool = True,
         symmetric: bool = False,
     ) -> CompressedRows:
         """Sort links. Unweighted duplicates are merged into one by all but "keep"; "sum" gives them their number.
 
         `symmetric` adds the reverse of every link (a loop once) before duplicates are merged.
+        """
+    @staticmethod
+    def of_block(
+        pool: KernelPool,
+        sources: _Nodes,
+        targets: _Nodes,
+        weights: _Float64 | None,
+        rows: int,
+        columns: int,
+        first: int,
+        duplicates: Literal["keep", "sum", "min", "max", "first"],
+    ) -> tuple[CompressedRows, _Nodes]:
+        """Sort links that leave the nodes from `first` on, whose sources count from 0; return their rows and the ghosts.
+
+        `columns` is the number of all nodes. Ghosts are as for `part`, to which a block is otherwise equal.
         """
     @property
     def rows(self) -> int: ...
@@ -277,6 +292,16 @@ def network_label_propagation(
 
     With `incoming` the neighbors over links of both directions count, as in LDBC Graphalytics.
     """
+
+def network_label_round(
+    pool: KernelPool,
+    outgoing: CompressedRows,
+    labels: _Nodes,
+    labels_max: int,
+    incoming: CompressedRows | None = None,
+    incoming_labels: _Nodes | None = None,
+) -> tuple[_Nodes, int]:
+    """A round on a part: labels of own nodes, and how many changed. Labels are beside columns, less than `labels_max`."""
 
 def network_spanning_forest(pool: KernelPool, links: CompressedRows, maximum: bool = False) -> tuple[_Nodes, _Int64]:
     """A minimum (or maximum) spanning forest: sources and places (in `targets`, `weights`) of its links. Symmetric links."""

@@ -20,6 +20,8 @@ pub enum Duplicates {
     Sum,
     /// Replace by one with their minimum weight.
     Min,
+    /// Replace by one with their maximum weight.
+    Max,
     /// Keep the first.
     First,
 }
@@ -32,8 +34,9 @@ impl FromStr for Duplicates {
             "keep" => Ok(Duplicates::Keep),
             "sum" => Ok(Duplicates::Sum),
             "min" => Ok(Duplicates::Min),
+            "max" => Ok(Duplicates::Max),
             "first" => Ok(Duplicates::First),
-            _ => Err(format!("duplicates must be \"keep\", \"sum\", \"min\" or \"first\", not {name:?}")),
+            _ => Err(format!("duplicates must be \"keep\", \"sum\", \"min\", \"max\" or \"first\", not {name:?}")),
         }
     }
 }
@@ -100,6 +103,7 @@ impl LinkWeight for f64 {
             Duplicates::Sum => self + later,
             // NaN is kept, to be rejected by algorithms that need numbers.
             Duplicates::Min if later < self || later.is_nan() => later,
+            Duplicates::Max if later > self || later.is_nan() => later,
             _ => self,
         }
     }
@@ -410,6 +414,8 @@ mod tests {
                     first.2 += later.2;
                 } else if same && options.duplicates == Duplicates::Min {
                     first.2 = first.2.min(later.2);
+                } else if same && options.duplicates == Duplicates::Max {
+                    first.2 = first.2.max(later.2);
                 }
                 same
             });
@@ -431,9 +437,10 @@ mod tests {
         /// A wrong bucket, position or merge gives a different list of links than the naive algorithm.
         #[test]
         fn rows_equal_a_sorted_list(
-            links in any_links(40, 300), threads in 1usize..4, loops: bool, symmetric: bool, weighted: bool, rule in 0usize..4,
+            links in any_links(40, 300), threads in 1usize..4, loops: bool, symmetric: bool, weighted: bool, rule in 0usize..5,
         ) {
-            let duplicates = [Duplicates::Keep, Duplicates::Sum, Duplicates::Min, Duplicates::First][rule];
+            let duplicates =
+                [Duplicates::Keep, Duplicates::Sum, Duplicates::Min, Duplicates::First, Duplicates::Max][rule];
             let options = LinkOptions { rows: 40, columns: 40, duplicates, loops, symmetric };
             let sources: Vec<u32> = links.iter().map(|link| link.0).collect();
             let targets: Vec<u32> = links.iter().map(|link| link.1).collect();

@@ -1,11 +1,98 @@
 //! The rows of some nodes, with the nodes beyond them as ghosts.
 
-use crate::error::NetworkError;
+use crate::build::{LinkOptions, Links};
+use crate::error::{NetworkError, ensure};
 use crate::rows::{CompressedRows, NO_NODE};
 use crate::shared::{SharedSlice, for_chunks};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_kernels::pool::Pool;
 
+/// A set of nodes, with the place of each among its members: a bit and a half for each node that there could be.
+struct NodeSet {
+    words: Vec<AtomicU64>,
+    /// The number of members before each word.
+    before: Vec<u32>,
+}
+
+impl NodeSet {
+    fn new(nodes: usize) -> Self {
+        NodeSet { words: (0..nodes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), before: Vec::new() }
+    }
+
+    #[inline(always)]
+    fn insert(&self, node: u32) {
+        let (word, bit) = (&self.words[node as usize / 64], 1 << (node % 64));
+        // Most are present already, and a read is cheaper than an atomic write.
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// The members, ascending, which then have places.
+    fn members(&mut self) -> Vec<u32> {
+        let mut members = Vec::new();
+        self.before.reserve_exact(self.words.len());
+        for (at, word) in self.words.iter().enumerate() {
+            self.before.push(members.len() as u32);
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                members.push(at as u32 * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+        members
+    }
+
+    /// The place of a member.
+    #[inline(always)]
+    fn place(&self, node: u32) -> u32 {
+        let at = node as usize / 64;
+        let lower = self.words[at].load(Ordering::Relaxed) & ((1 << (node % 64)) - 1);
+        self.before[at] + lower.count_ones()
+    }
+}
+
 impl CompressedRows {
+    /// Rows of `links` that leave the nodes from `first` on, whose sources are numbered from 0; targets are numbers of
+    /// any of `options.columns` nodes. Own nodes become the first columns, and the others that links lead to, the
+    /// ghosts, follow in ascending order. Returns the rows and the ghosts. As in `part`, links keep the order of their
+    /// targets' numbers.
+    ///
+    /// # Errors
+    /// As of `of_links`; `BadArgument` if there are fewer columns than own nodes.
+    pub fn of_block(
+        pool: &Pool,
+        links: Links<'_>,
+        options: &LinkOptions,
+        first: usize,
+    ) -> Result<(CompressedRows, Vec<u32>), NetworkError> {
+        let own = first..first + options.rows;
+        ensure(own.end <= options.columns, "a block's own nodes must be among the columns")?;
+        let rows = CompressedRows::of_links(pool, links, options)?;
+        let mut ghosts = NodeSet::new(options.columns);
+        for_chunks(pool, rows.links(), 1 << 16, |_, range| {
+            rows.targets()[range].iter().filter(|target| !own.contains(&(**target as usize))).for_each(|&target| {
+                ghosts.insert(target);
+            });
+        });
+        let members = ghosts.members();
+        let rows = rows.renumbered(options.rows + members.len(), |targets| {
+            let links = targets.len();
+            let shared = SharedSlice::new(targets);
+            for_chunks(pool, links, 1 << 16, |_, range| {
+                // SAFETY: chunks do not overlap.
+                for target in unsafe { shared.range(range) } {
+                    *target = if own.contains(&(*target as usize)) {
+                        *target - first as u32
+                    } else {
+                        options.rows as u32 + ghosts.place(*target)
+                    };
+                }
+            });
+        });
+        Ok((rows, members))
+    }
+
     /// The rows of `nodes`, where `nodes[i]` is numbered i, and the ghosts, which are the targets not among `nodes`, in
     /// ascending order and numbered after them. Links keep their order within a row, so that sums over rows do not
     /// depend on parts.
@@ -63,10 +150,35 @@ impl CompressedRows {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::build::Duplicates;
     use crate::testing::{any_network, pool};
     use proptest::prelude::*;
 
     proptest! {
+        /// A block has the same rows as the part of its nodes.
+        #[test]
+        fn blocks_are_parts(network in any_network(false), cuts in (0usize..40, 0usize..40), threads in 1usize..3) {
+            let n = network.rows();
+            let (first, last) = (cuts.0.min(cuts.1).min(n), cuts.0.max(cuts.1).min(n));
+            let nodes: Vec<u32> = (first as u32..last as u32).collect();
+            let (expected, ghosts) = network.part(&pool(1), &nodes).unwrap();
+            let links = network.offsets()[first] as usize..network.offsets()[last] as usize;
+            let sources: Vec<u32> = links.clone().map(|link| (network.source(link) - first) as u32).collect();
+            let given = Links {
+                sources: &sources,
+                targets: &network.targets()[links.clone()],
+                weights: network.weights().map(|weights| &weights[links]),
+            };
+            let options = LinkOptions { rows: last - first, duplicates: Duplicates::Keep, ..LinkOptions::square(n) };
+            let (block, found) = CompressedRows::of_block(&pool(threads), given, &options, first).unwrap();
+            prop_assert_eq!(found, ghosts);
+            prop_assert_eq!(block.offsets(), expected.offsets());
+            prop_assert_eq!(block.targets(), expected.targets());
+            prop_assert_eq!(block.weights(), expected.weights());
+            prop_assert_eq!(block.columns(), expected.columns());
+        }
+
         /// Every link of a part, with the original numbers, is a link of the network.
         #[test]
         fn parts_hold_the_links_of_their_nodes(network in any_network(false), odd in 0usize..2) {

@@ -65,6 +65,13 @@ impl CompressedRows {
         CompressedRows { offsets, targets, weights, columns, bad_weight: OnceLock::new() }
     }
 
+    /// The same rows with targets that `renumber` has changed, each to less than `columns`.
+    pub(crate) fn renumbered(mut self, columns: usize, renumber: impl FnOnce(&mut [u32])) -> Self {
+        renumber(&mut self.targets);
+        self.columns = columns;
+        self
+    }
+
     /// The number of nodes with rows.
     #[must_use]
     #[inline(always)]

@@ -91,6 +91,26 @@ impl NetworkRows {
         py.detach(|| CompressedRows::of_links(&pool.0, links, &options)).map(NetworkRows).map_err(refused)
     }
 
+    #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
+    fn of_block<'py>(
+        py: Python<'py>,
+        pool: &KernelPool,
+        sources: Nodes<'py>,
+        targets: Nodes<'py>,
+        weights: Option<Floats<'py>>,
+        rows: usize,
+        columns: usize,
+        first: usize,
+        duplicates: &str,
+    ) -> PyResult<(NetworkRows, Array<'py, u32>)> {
+        let options = LinkOptions { rows, duplicates: named(duplicates)?, ..LinkOptions::square(columns) };
+        let links = Links { sources: slice(&sources)?, targets: slice(&targets)?, weights: optional(&weights)? };
+        let (rows, ghosts) =
+            py.detach(|| CompressedRows::of_block(&pool.0, links, &options, first)).map_err(refused)?;
+        Ok((NetworkRows(rows), ghosts.into_pyarray(py)))
+    }
+
     #[getter]
     fn rows(&self) -> usize {
         self.0.rows()
@@ -408,6 +428,25 @@ fn network_label_propagation<'py>(
     Ok((labels.into_pyarray(py), iterations))
 }
 
+/// A round of label propagation on a part: labels of own nodes, and how many changed.
+#[pyfunction]
+#[pyo3(signature = (pool, outgoing, labels, labels_max, incoming = None, incoming_labels = None))]
+fn network_label_round<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    outgoing: &NetworkRows,
+    labels: Nodes<'py>,
+    labels_max: usize,
+    incoming: Option<&NetworkRows>,
+    incoming_labels: Option<Nodes<'py>>,
+) -> PyResult<(Array<'py, u32>, usize)> {
+    let (labels, incoming_labels) = (slice(&labels)?, optional(&incoming_labels)?);
+    let incoming = incoming.map(|rows| &rows.0).zip(incoming_labels);
+    let (labels, changed) =
+        py.detach(|| labels::label_round(&pool.0, (&outgoing.0, labels), incoming, labels_max)).map_err(refused)?;
+    Ok((labels.into_pyarray(py), changed))
+}
+
 /// Sources and indices of the links of a spanning forest.
 #[pyfunction]
 #[pyo3(signature = (pool, links, maximum = false))]
@@ -646,6 +685,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_betweenness, m)?)?;
     m.add_function(wrap_pyfunction!(network_core_numbers, m)?)?;
     m.add_function(wrap_pyfunction!(network_label_propagation, m)?)?;
+    m.add_function(wrap_pyfunction!(network_label_round, m)?)?;
     m.add_function(wrap_pyfunction!(network_spanning_forest, m)?)?;
     m.add_function(wrap_pyfunction!(network_maximum_flow, m)?)?;
     m.add_function(wrap_pyfunction!(network_louvain, m)?)?;
