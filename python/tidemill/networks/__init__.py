@@ -17,7 +17,6 @@ from tidemill.networks._algorithms import (
     clustering,
     core_numbers,
     distances,
-    label_propagation,
     leiden,
     louvain,
     maximum_flow,
@@ -30,6 +29,7 @@ from tidemill.networks._distributed import DistributedNetwork
 from tidemill.networks._follow import LiveValues, MissingLinksWarning, follow
 from tidemill.networks._generate import kronecker, uniform
 from tidemill.networks._iterations import bfs, connected_components, pagerank, shortest_paths
+from tidemill.networks._labels import label_propagation
 from tidemill.networks._memory import Estimate, NetworkTooLargeError
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Partition, partition

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from tidemill import _tidemill as native
 from tidemill.ml._threads import pool
@@ -26,7 +26,6 @@ __all__ = [
     "clustering",
     "core_numbers",
     "distances",
-    "label_propagation",
     "leiden",
     "louvain",
     "maximum_flow",
@@ -344,47 +343,6 @@ def core_numbers(network: AnyNetwork) -> Cores:
     """
     network = network.gather()
     return Cores(network, native.network_core_numbers(network.both()).astype(np.int64))
-
-
-def label_propagation(
-    network: AnyNetwork, *, labels: ArrayLike | None = None, max_iter: int = 100, n_threads: int | None = None
-) -> Communities:
-    """Find communities by label propagation: all nodes at once take the most frequent label of their neighbors, of several the smallest.
-
-    Over links of both directions; a neighbor in both counts twice. Source: LDBC Graphalytics' form of Raghavan, Albert and
-    Kumara (2007); networkx's functions draw at random instead.
-
-    Parameters
-    ----------
-    network : Network
-    labels : array-like of int (n,), optional
-        To begin with, from 0; by default each node has its own.
-    max_iter : int, default=100
-        It also ends when nothing changes; labels may swing for ever.
-
-    Returns
-    -------
-    Communities
-
-    Raises
-    ------
-    ValueError
-        If `labels` has another length, or is negative.
-    """
-    network = network.gather()
-    start = np.arange(network.n) if labels is None else np.asarray(labels)
-    if start.shape != (network.n,) or (len(start) and not 0 <= int(start.min()) <= int(start.max()) < 2**32 - 1):
-        raise ValueError(f"labels must be {network.n} integers from 0, one for each node")
-    incoming = network.incoming(False) if network.directed else None
-    found, rounds = native.network_label_propagation(
-        pool(n_threads), network.outgoing(False), incoming, start.astype(np.uint32), max_iter
-    )
-    symmetric = network.both() if network.directed else network.outgoing(False)
-    modularity = native.network_modularity(symmetric, found)
-    result: Communities = Communities.of(
-        network, found, modularity=modularity, iterations=rounds, labels=found.astype(np.int64)
-    )
-    return result
 
 
 def louvain(

@@ -24,10 +24,10 @@ from tidemill.ml._threads import pool
 from tidemill.networks import _memory
 from tidemill.networks._exchange import Boundary, Part, agree, all_gathered, asked, to_owners
 from tidemill.networks._network import NODES_MAX, Duplicates, Network
-from tidemill.networks._results import Account
+from tidemill.networks._results import Account, Components
 from tidemill.networks._text import Links
 
-__all__ = ["AnyNetwork", "Block", "DistributedNetwork", "Piece", "distributed", "of_numbers"]
+__all__ = ["AnyNetwork", "Block", "DistributedNetwork", "Piece", "components_of", "distributed", "of_numbers"]
 
 #: Links that are sent at a time.
 PIECE_LINKS = 1 << 22
@@ -50,6 +50,11 @@ class Block:
         """Memory, in bytes."""
         return self.rows.nbytes + self.ghosts.nbytes
 
+    def ends(self) -> list[int]:
+        """Return the rows where pieces with about equally many links begin, and the end."""
+        cuts = np.searchsorted(self.rows.offsets, np.arange(0, self.rows.links, PIECE_LINKS))
+        return [int(end) for end in np.unique(np.append(cuts, self.rows.rows))]
+
 
 class DistributedNetwork:
     """A network of which each worker has a share. Made by ``read(..., together=True)``, `kronecker` and `uniform`.
@@ -57,8 +62,8 @@ class DistributedNetwork:
     Nodes have numbers from 0 to ``n - 1``, in ascending order of their ids; each worker owns a run of them and has the links
     that leave these nodes. Arrays are of this worker's own nodes, and so are results, whose ``gather()`` collects them.
 
-    `pagerank`, `shortest_paths`, `bfs` and `connected_components` compute on it where it is. Other functions gather it first, so
-    that each worker needs memory for the whole network. All of them are collective.
+    `pagerank`, `shortest_paths`, `bfs`, `connected_components` and `label_propagation` compute on it where it is. Other functions
+    gather it first, so that each worker needs memory for the whole network. All of them are collective.
 
     Attributes
     ----------
@@ -303,13 +308,10 @@ class DistributedNetwork:
     def _dealt(self, change: Callable[[Piece], Piece], symmetric: bool) -> Block:
         """Deal own links anew, changed."""
         block = self._forms["outgoing"]
-        rows, numbers = block.rows, self._numbers_of(block)
-        # Pieces are of whole rows.
-        cuts = np.searchsorted(rows.offsets, np.arange(0, rows.links, PIECE_LINKS))
-        ends = np.unique(np.append(cuts, self.own))
+        rows, numbers, ends = block.rows, self._numbers_of(block), block.ends()
 
         def piece(at: int) -> Piece:
-            begin, end = (int(one) for one in ends[at : at + 2])
+            begin, end = ends[at : at + 2]
             links = slice(int(rows.offsets[begin]), int(rows.offsets[end]))
             sources = np.repeat(numbers[begin:end], np.diff(rows.offsets[begin : end + 1]))
             weights = None if rows.weights is None else rows.weights[links]
@@ -371,6 +373,22 @@ AnyNetwork = Network | DistributedNetwork
 def _owner(firsts: NDArray[np.int64], numbers: NDArray[Any]) -> NDArray[np.int64]:
     # Of workers without nodes, the last begins where the next one with nodes does.
     return np.searchsorted(firsts[:-1], numbers, side="right") - 1
+
+
+def components_of(network: DistributedNetwork, firsts: NDArray[Any], kind: type[Components], /, **more: Any) -> Any:
+    """Return the result for the first node of each own node's component, numbered in the order of these. Collective."""
+    comm: Any = network.comm
+    is_first = firsts == np.arange(network.first, network.first + network.own)
+    begun = int(is_first.sum())
+    every = [begun] if comm.size == 1 else comm.allgather(begun)
+    numbers = np.cumsum(is_first) - 1 + sum(every[: comm.rank])
+    known, places, counts = np.unique(firsts, return_inverse=True, return_counts=True)
+    owner = network.owner(known)
+    found = asked(comm, owner, known, lambda came: numbers[came - network.first])
+    (came, members), _ = to_owners(comm, owner, known, counts)
+    sizes = np.zeros(network.own, np.int64)
+    np.add.at(sizes, came - network.first, members)
+    return kind(network, found[places], sum(every), sizes[is_first], **more)
 
 
 # Making one.
@@ -502,38 +520,8 @@ def _dealt(
         del column
     first, n = int(firsts[comm.rank]), int(firsts[-1])
     joined[0] -= np.uint32(first)
-    # The kernel knows the smallest only.
-    if turned := duplicates == "max" and weighted:
-        joined[2] = -joined[2]
-    rows = CompressedRows.of_links(
-        pool(),
-        joined[0],
-        joined[1],
-        joined[2] if weighted else None,
-        int(firsts[comm.rank + 1]) - first,
-        n,
-        "min" if duplicates == "max" else duplicates,
-        True,
-        False,
-    )
-    del joined
-    return _local(rows, first, turned)
-
-
-def _local(rows: CompressedRows, first: int, turned: bool) -> Block:
-    """Renumber columns: own nodes first, then ghosts. With `turned`, weights are negated."""
-    own, n = rows.rows, rows.columns
-    is_ghost = np.zeros(n, bool)
-    is_ghost[rows.targets] = True
-    is_ghost[first : first + own] = False
-    ghosts = np.flatnonzero(is_ghost).astype(np.uint32)
-    columns = np.empty(n, np.uint32)
-    columns[first : first + own] = np.arange(own)
-    columns[ghosts] = np.arange(own, own + len(ghosts))
-    weights = rows.weights
-    if weights is not None and turned:
-        weights = -weights
-    return Block(CompressedRows(pool(), rows.offsets, columns[rows.targets], weights, own + len(ghosts)), ghosts)
+    own, weights = int(firsts[comm.rank + 1]) - first, joined[2] if weighted else None
+    return Block(*CompressedRows.of_block(pool(), joined[0], joined[1], weights, own, n, first, duplicates))
 
 
 def _bounds(comm: Any, values: list[NDArray[Any]]) -> NDArray[Any]:

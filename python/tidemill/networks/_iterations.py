@@ -32,8 +32,8 @@ from tidemill.ml._threads import pool
 from tidemill.mpi import COMM_TYPE_SHARED
 from tidemill.mpi import Comm as OfTidemill
 from tidemill.networks._algorithms import numbers_or_none
-from tidemill.networks._distributed import AnyNetwork, Block, DistributedNetwork
-from tidemill.networks._exchange import Boundary, Part, agree, asked, exact_sums, to_owners
+from tidemill.networks._distributed import AnyNetwork, Block, DistributedNetwork, components_of
+from tidemill.networks._exchange import Boundary, Part, agree, exact_sums
 from tidemill.networks._network import Network
 from tidemill.networks._partition import Method, by_host, partition
 from tidemill.networks._results import Account, Components, Paths, Scores, Search
@@ -785,24 +785,9 @@ def connected_components(
         _Lowering(part, values, None, step, np.empty(part.own, np.int64), None).run()
         labels = part.gathered(values[: part.own])
         if isinstance(network, DistributedNetwork):
-            return _numbered(network, labels, account)
+            shared: Components = components_of(network, labels, Components, account=account)
+            return shared
         found: Components = Components.of(network, labels, account=account)
         return found
     alone: Components = Components.of(network, labels)
     return alone
-
-
-def _numbered(network: DistributedNetwork, labels: NDArray[np.int64], account: Account) -> Components:
-    """Return the result for the first node of each own node's component, numbered in the order of these. Collective."""
-    comm: Any = network.comm
-    is_first = labels == np.arange(network.first, network.first + network.own)
-    begun = int(is_first.sum())
-    every = [begun] if comm.size == 1 else comm.allgather(begun)
-    numbers = np.cumsum(is_first) - 1 + sum(every[: comm.rank])
-    known, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    owner = network.owner(known)
-    found = asked(comm, owner, known, lambda came: numbers[came - network.first])
-    (came, members), _ = to_owners(comm, owner, known, counts)
-    sizes = np.zeros(network.own, np.int64)
-    np.add.at(sizes, came - network.first, members)
-    return Components(network, found[places], sum(every), sizes[is_first], account=account)

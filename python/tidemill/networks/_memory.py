@@ -94,7 +94,7 @@ def check_whole(links: int, nodes: int, weighted: bool) -> None:
     _check(
         f"the whole network takes about {_sized(peak)} for {links:,} links",
         peak,
-        "or use functions that compute on a distributed network (pagerank, shortest_paths, bfs, connected_components)",
+        "or use functions that compute on a distributed network (pagerank, shortest_paths, bfs, connected_components, label_propagation)",
     )
 
 

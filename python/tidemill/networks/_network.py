@@ -447,21 +447,17 @@ def built(
     if self_loops == "raise" and (loops := sources == targets).any():
         at = int(loops.argmax())
         raise ValueError(f"link {at} leads from {name(int(sources[at]))!r} to itself: read with self_loops='drop'")
-    # The kernel knows the smallest only.
-    turn = -1.0 if duplicates == "max" else 1.0
     rows = CompressedRows.of_links(
         pool(),
         np.ascontiguousarray(sources),
         np.ascontiguousarray(targets),
-        None if weights is None else np.ascontiguousarray(weights * turn),
+        None if weights is None else np.ascontiguousarray(weights),
         n,
         n,
-        "min" if duplicates == "max" else duplicates,
+        duplicates,
         self_loops != "drop",
         not directed,
     )
-    if duplicates == "max" and rows.weights is not None:
-        rows = CompressedRows(pool(), rows.offsets, rows.targets, -rows.weights, n)
     return Network(rows, ids, directed=directed, coordinates=coordinates, attributes=attributes)
 
 

@@ -288,6 +288,7 @@ class Communities(Components):
     modularity: float = 0.0
     iterations: int = 0
     labels: NDArray[np.int64] | None = None
+    _arrays: ClassVar[tuple[str, ...]] = ("values", "sizes", "labels")
     _column: ClassVar[str] = "community"
 
 

@@ -11,8 +11,6 @@ import pytest
 import tidemill as tm
 from standing import run
 
-NAMES = ("scores", "components", "distances", "levels")
-
 
 def links(seed: int, n: int) -> tuple[Any, Any, Any]:
     """Links between near nodes and some far ones, with loops, parallels, and nodes that nothing leads to or from."""
@@ -26,7 +24,12 @@ def links(seed: int, n: int) -> tuple[Any, Any, Any]:
 def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
     """What a network has in all, on one worker or on all."""
     whole = net.gather()
+    communities = tm.networks.label_propagation(net, max_iter=7).gather()
     return {
+        "communities": communities.values.tolist(),
+        "labels": [] if communities.labels is None else communities.labels.tolist(),
+        "community sizes": (communities.count, communities.sizes.tolist(), communities.iterations),
+        "modularity": pytest.approx(communities.modularity, abs=1e-12),
         "rows": (
             whole.offsets.tolist(),
             whole.targets.tolist(),
