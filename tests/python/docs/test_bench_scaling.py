@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,13 @@ def test_scaling_tells_efficiency_and_what_it_could_not_show(tmp_path: Path) -> 
     written = report.plot({"scaling": run}, tmp_path / "run")
     assert [path.name for path in written] == ["run-scaling.svg", "run-scaling.png"]
     assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_the_page_has_the_numbers_that_the_command_gives() -> None:
+    """Those of docs/scaling.md, for up to 256 workers: more take minutes."""
+    script = Path(__file__).parents[3] / "bench" / "predictions.py"
+    checked = subprocess.run(
+        [sys.executable, script, "--check", "--workers-max", "256"], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "| 256 |" in checked.stdout and "--skew 1.1" in checked.stdout
