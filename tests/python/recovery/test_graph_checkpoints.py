@@ -104,14 +104,20 @@ def test_other_rows_than_before_are_refused(tmp_path: Path) -> None:
         build(2).run(checkpoint=tmp_path)
 
 
-def sum_by_time(folder: str, fails: bool) -> Any:
+def sum_by_time(folder: str, copies: int, fails: bool) -> Any:
     """Sums by rounds of time, where copy 0 is ahead when the checkpoint is made; what the sink keeps, or the error."""
+    ahead = Path(folder) / "ahead"
 
     def times(out: Any, context: Any) -> None:
         for second in range(1 if fails and context.copy else 4):
             out.send({"at": [datetime(2026, 1, 31, 0, 0, second)], "n": [10 * second + context.copy]})
-        if fails:
+        out.flush()
+        if fails and context.copy == 0:
             wait_for_checkpoint(Path(folder))
+            ahead.touch()
+        if fails:
+            # Its end would complete the rounds.
+            launched.wait_until(ahead.exists, "a checkpoint with rounds that are open")
             raise Broken
 
     def keep(sums: Any, context: Any) -> None:
@@ -119,7 +125,7 @@ def sum_by_time(folder: str, fails: bool) -> Any:
 
     graph = tm.Graph("seconds")
     schema = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())])
-    source = graph.source("times", times, schema=schema, parallelism=2)
+    source = graph.source("times", times, schema=schema, parallelism=copies)
     seconds = tm.exchange.Rounds(time="1s", on="at", start="2026-01-31")
     sink = graph.sink("kept", keep, parallelism=1, each=True)
     graph.connect(source, sink, tm.exchange.reduce({"n": "sum"}, rounds=seconds))
@@ -130,15 +136,20 @@ def sum_by_time(folder: str, fails: bool) -> Any:
 
 
 def test_reductions_by_rounds_of_time_need_their_workers(tmp_path: Path) -> None:
-    """Sums that are open lie where their stages ran; with other workers they would be lost, so the graph does not start.
-
-    If none was open at the checkpoint, it starts.
+    """Sums that are open lie where their stages ran: with other workers these are other stages, or do not exist, and the
+    graph does not start. With as many workers, as the error says, it goes on.
     """
-    assert all("Broken" in said for said in standing.run(sum_by_time, str(tmp_path), True, workers=2))
-    reason = "rounds were open at the checkpoint.*by rounds of time.*on as many workers"
-    said = sum_by_time(str(tmp_path), False)
-    assert said == [1, 21, 41, 61] or re.search(reason, said), said
-    assert standing.run(sum_by_time, str(tmp_path), False, workers=2) == [[1, 21, 41, 61]] * 2
+    place, sums = str(tmp_path / "place"), [3, 33, 63, 93]
+    assert all("Broken" in said for said in standing.run(sum_by_time, place, 3, True, workers=2))
+    reason = r'state of a task "combine of times\.out.*rounds were open there.*on as many workers, on as many hosts'
+    assert re.search(reason, sum_by_time(place, 3, False))
+    assert standing.run(sum_by_time, place, 3, False, workers=2) == [sums] * 2
+
+    place = str(tmp_path / "alone")
+    assert "Broken" in sum_by_time(place, 3, True)
+    reason = "rounds were open at the checkpoint.*by rounds of time.*on as many workers, on as many hosts"
+    assert all(re.search(reason, said) for said in standing.run(sum_by_time, place, 3, False, workers=2))
+    assert sum_by_time(place, 3, False) == sums
 
 
 def test_only_sources_have_positions() -> None:
@@ -158,6 +169,10 @@ def nothing(*_: Any) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, r"task 'sink' cannot take part in checkpoints: its function reads its input by itself.*each=True"),
+    (
+        {"comm": True},
+        r"reads its input by itself.*each=True.*runs queries and solvers on that message; a stream cannot begin in the middle",
+    ),
     ({"comm": True, "each": True}, "with comm=True its copies talk to each other in the middle of a call.*by rounds"),
     ({"each": True, "retries": 1}, "leave out retries="),
 ]

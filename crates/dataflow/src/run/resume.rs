@@ -308,7 +308,7 @@ impl ResumePlan {
         let (place, epoch) = (self.settings.store.place(), manifest.epoch);
         manifest.tasks.retain(|name, state| {
             let forgotten = drops_state(&self.settings, name);
-            let lost = match state.schema.is_none() && state.has_only_prepared() {
+            let lost = match state.schema.is_none() && state.has_only_prepared() && !has_rounds(state) {
                 true => "what was prepared but not committed by",
                 false => "the state of",
             };
@@ -357,6 +357,13 @@ impl ResumePlan {
             // Steps that keep anything have a schema; sinks have none.
             let state = &manifest.tasks[name];
             let remedy: String = match state.schema.is_none() && state.has_only_prepared() {
+                // The stages of a reduction depend on where copies run.
+                true if has_rounds(state) => {
+                    "; rounds were open there, in a stage that the reduction has on other workers or hosts: run the job on as many \
+                     workers, on as many hosts, as it had, with as many copies of the task that sends (parallelism=), or start fresh \
+                     in another place"
+                        .into()
+                }
                 true => {
                     "; what it has prepared may not be committed yet: start the program as it was, and end it with `tidemill stop` \
                      or stop_when=, which leaves nothing to commit"
@@ -467,8 +474,12 @@ fn check_tasks(flow: &FlowGraph, settings: &CheckpointSettings) -> Result<(), Da
 /// Whether a task keeps anything, or delivered what it kept when its job finished.
 fn keeps(state: &TaskState, finished: bool) -> bool {
     let has_nothing = state.buckets.is_empty() && state.splits.is_empty() && state.in_flight.is_empty();
-    let has_rounds = state.shared.values().flatten().any(|(name, _)| open_rounds::is_of_rounds(name));
-    !has_nothing || finished && state.schema.is_some() || has_rounds && !finished
+    !has_nothing || finished && state.schema.is_some() || has_rounds(state) && !finished
+}
+
+/// Whether a task has kept rounds that were open.
+fn has_rounds(state: &TaskState) -> bool {
+    state.shared.values().flatten().any(|(name, _)| open_rounds::is_of_rounds(name))
 }
 
 /// Whether a job wants to drop the state of a task.
