@@ -113,6 +113,8 @@ pub struct SourceSpec {
     pub bad_folder: Option<PathBuf>,
     /// The local files that it would read now: all hosts must see the same ones.
     pub files: Option<ListFiles>,
+    /// Whether its splits can move to other copies while a job runs.
+    pub moves_splits: bool,
     /// Creates one.
     pub make: MakeSource,
 }
@@ -135,6 +137,7 @@ impl SourceSpec {
             bad_schema: bad.on_error().schema(),
             bad_folder: bad.on_error().folder(),
             files: None,
+            moves_splits: false,
             make,
         }
     }

@@ -3,6 +3,7 @@
 //! Row i of split s has the number n = i * splits + s. Its key is a hash of the seed and n; its event time is
 //! `start_us` plus the time of n rows. So rows that are made again after a failure are the same.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
-use tidemill_dataflow::stream::source::{Source, SourceEvent};
+use tidemill_dataflow::stream::source::{ReleasedSplit, Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -136,14 +137,28 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     // There are no bad records.
     let bad = BadRecordPolicy::default();
     let make: MakeSource = Arc::new(move |context| Ok(Box::new(RateSource::new(options.clone(), &made, context)?)));
-    Ok(SourceSpec { copies_max, ..SourceSpec::new("generator".into(), schema, guarantee, &bad, make) })
+    Ok(SourceSpec {
+        copies_max,
+        moves_splits: true,
+        ..SourceSpec::new("generator".into(), schema, guarantee, &bad, make)
+    })
 }
 
 /// The position in a split. Copies number their splits from 0.
 struct RateSplit {
     split: u32,
     next: u64,
+    /// When this copy began to read it, and its next row then.
+    begun: Option<(Instant, u64)>,
     told_end: bool,
+    /// Another copy has it now. The number stays taken.
+    is_gone: bool,
+}
+
+impl RateSplit {
+    fn new((split, next): (u32, u64)) -> Self {
+        RateSplit { split, next, begun: None, told_end: false, is_gone: false }
+    }
 }
 
 struct RateSource {
@@ -152,8 +167,6 @@ struct RateSource {
     splits: Vec<RateSplit>,
     /// The split whose turn it is.
     turn: usize,
-    /// Rows of each split before this run.
-    begun: Option<(Instant, Vec<u64>)>,
     rest: Option<Pin<Box<Sleep>>>,
     /// Rows per batch.
     most: u64,
@@ -173,24 +186,22 @@ impl RateSource {
             }
             None => (0..options.splits).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
         };
-        let splits: Vec<_> =
-            places.into_iter().map(|(split, next)| RateSplit { split, next, told_end: false }).collect();
+        let splits: Vec<_> = places.into_iter().map(RateSplit::new).collect();
         // The last split comes first: a receiver that sees it knows that the others exist, and does not let time
         // advance past them.
         let turn = splits.len().saturating_sub(1);
-        Ok(RateSource {
-            options,
-            schema: SchemaRef::clone(schema),
-            splits,
-            turn,
-            begun: None,
-            rest: None,
-            most: u64::MAX,
-        })
+        Ok(RateSource { options, schema: SchemaRef::clone(schema), splits, turn, rest: None, most: u64::MAX })
+    }
+
+    /// The position in a split, with the number of splits.
+    fn saved(&self, split: &RateSplit) -> Bytes {
+        [&split.next.to_le_bytes()[..], &self.options.splits.to_le_bytes()[..]].concat().into()
     }
 
     /// How far a split may be by now, and when it may continue.
-    fn due(&self, at: usize, now: Instant, begun: Instant, before: u64) -> (u64, Option<Instant>) {
+    fn due(&mut self, at: usize, now: Instant) -> (u64, Option<Instant>) {
+        let next = self.splits[at].next;
+        let (begun, before) = *self.splits[at].begun.get_or_insert((now, next));
         let end = self.options.rows_of(self.splits[at].split);
         if self.options.rows_per_second == 0.0 {
             return (end, None);
@@ -198,7 +209,7 @@ impl RateSource {
         let per_second = self.options.rows_per_second / f64::from(self.options.splits);
         let passed = (now - begun).as_secs_f64();
         let due = before.saturating_add((passed * per_second) as u64).min(end);
-        let seconds = ((self.splits[at].next + 1).saturating_sub(before)) as f64 / per_second;
+        let seconds = ((next + 1).saturating_sub(before)) as f64 / per_second;
         // Capped at a century, which nobody waits for.
         let next = begun + Duration::from_secs_f64(seconds.min(3e9));
         (due, Some(next.max(now + INTERVAL)))
@@ -234,15 +245,14 @@ impl Source for RateSource {
                 self.rest = None;
             }
             let now = Instant::now();
-            let (begun, before) = match self.begun.take() {
-                Some(begun) => begun,
-                None => (now, self.splits.iter().map(|split| split.next).collect()),
-            };
             let mut wake = None;
             let mut found = None;
             for step in 0..self.splits.len() {
                 let at = (self.turn + step) % self.splits.len();
-                let (due, next) = self.due(at, now, begun, before[at]);
+                if self.splits[at].is_gone {
+                    continue;
+                }
+                let (due, next) = self.due(at, now);
                 let rows = u64::from(self.options.batch_rows).min(self.most);
                 let split = &mut self.splits[at];
                 if split.next >= self.options.rows_of(split.split) {
@@ -262,7 +272,6 @@ impl Source for RateSource {
                     wake = Some(wake.map_or(next, |wake: Instant| wake.min(next)));
                 }
             }
-            self.begun = Some((begun, before));
             match (found, wake) {
                 (Some(found), _) => return Poll::Ready(found),
                 (None, Some(wake)) => self.rest = Some(Box::pin(sleep_until(wake))),
@@ -276,10 +285,30 @@ impl Source for RateSource {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let of = self.options.splits.to_le_bytes();
-        let place = |next: u64| [&next.to_le_bytes()[..], &of[..]].concat().into();
-        let saved = |split: &RateSplit| (split.split.to_string(), place(split.next));
-        Ok(self.splits.iter().map(saved).collect())
+        let saved = |split: &RateSplit| (split.split.to_string(), self.saved(split));
+        Ok(self.splits.iter().filter(|split| !split.is_gone).map(saved).collect())
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let mut released = Vec::new();
+        for at in 0..self.splits.len() {
+            let split = &self.splits[at];
+            let name = split.split.to_string();
+            if !split.is_gone && split.next < self.options.rows_of(split.split) && splits.contains(&name) {
+                released.push(ReleasedSplit { name, position: self.saved(split), numbers: vec![at as u32] });
+                self.splits[at].is_gone = true;
+            }
+        }
+        Ok(released)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        self.rest = None;
+        let begin = self.splits.len() as u32;
+        for (name, saved) in &splits {
+            self.splits.push(RateSplit::new(place((name, saved), self.options.splits)?));
+        }
+        Ok((begin..self.splits.len() as u32).collect())
     }
 }
 

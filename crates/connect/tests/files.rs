@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::datatypes::{DataType, SchemaRef};
-use common::{Job, Random, schema, stop_when};
+use common::{Job, Random, SplitMover, schema, stop_when};
 use serde_json::{Value, json};
 use tidemill_dataflow::RunProgress;
 use tidemill_dataflow::stream::BarrierControl;
@@ -101,6 +101,49 @@ fn every_line_counts_once_across_failures() {
         assert!(found == expected, "seed {seed}: {} rows of {}", found.len(), expected.len());
         assert!(files > 1 && hidden(&to) == 0);
     }
+}
+
+/// Shelves that move from copy to copy while their files appear and grow, and while a job that has read everything ends.
+#[test]
+fn every_line_counts_once_while_shelves_move() {
+    let mut random = Random(17);
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    fs::create_dir_all(&from).unwrap();
+    let sink = json!({"kind": "files", "path": to});
+    let mut source = json!({"kind": "files", "path": from, "poll_interval_ms": 5, "list_interval_ms": 10});
+    let (mover, written) = (SplitMover::default(), AtomicU64::new(0));
+    for round in 0..3 {
+        source["stop_at_end"] = Value::Bool(round == 2);
+        let job = Job {
+            source: &source,
+            schema: Some(events()),
+            sink: &sink,
+            checkpoints: &folder.path().join("checkpoints"),
+            interval: INTERVAL,
+        };
+        let begun = mover.moved();
+        let file = std::sync::Mutex::new(random.below(100));
+        let outcome = job.run(3, (round == 1).then_some(200), |progress| {
+            mover.look(progress);
+            if round < 2 {
+                let mut file = file.lock().unwrap();
+                *file = (*file * 7 + 3) % 23;
+                let n = written.fetch_add(1, Ordering::SeqCst);
+                append(&from.join(format!("{file}.jsonl")), format!("{}\n", row(n)).as_bytes());
+                if round == 0 && mover.moved() > begun + 300 {
+                    progress.request(BarrierControl::Stop);
+                }
+            }
+            Ok(())
+        });
+        assert_eq!(outcome.is_err(), round == 1, "{outcome:?}");
+    }
+    let mut expected: Vec<String> = (0..written.load(Ordering::SeqCst)).map(row).collect();
+    expected.sort();
+    let found = lines(&to).0;
+    println!("{} lines, {} shelves moved", expected.len(), mover.moved());
+    assert!(found == expected, "{} rows of {}", found.len(), expected.len());
 }
 
 /// Logs that are renamed or removed, and recreated under the same name, while a job reads them and while it is down:

@@ -19,6 +19,7 @@ use tidemill_dataflow::checkpoint::{CheckpointSettings, CheckpointStore};
 use tidemill_dataflow::exchange::Direct;
 use tidemill_dataflow::operator::EmitStatus;
 use tidemill_dataflow::placement::RoundRobin;
+use tidemill_dataflow::rebalance::{PendingRebalance, Rebalance, SplitMoves};
 use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::stream::sink::Sink;
 use tidemill_dataflow::{
@@ -101,6 +102,47 @@ impl Job<'_> {
     }
 }
 
+/// Keeps moving all splits of a job's source to the next copy, as long as the job runs.
+#[derive(Default)]
+pub struct SplitMover {
+    under_way: Mutex<Option<PendingRebalance>>,
+    moved: AtomicU64,
+}
+
+impl SplitMover {
+    pub fn look(&self, progress: &RunProgress) {
+        let mut under_way = self.under_way.lock().unwrap();
+        match under_way.as_mut().map(PendingRebalance::outcome) {
+            Some(None) => return,
+            Some(Some(Ok(report))) => drop(self.moved.fetch_add(report.splits.into(), Ordering::SeqCst)),
+            // Copies that have ended take none.
+            Some(Some(Err(reason))) => assert!(reason.contains("end"), "{reason}"),
+            None => {}
+        }
+        *under_way = None;
+        let layout = progress.layout();
+        let Some(source) = layout.tasks.iter().find(|task| task.name == "read") else { return };
+        let open: Vec<u32> =
+            (0..).zip(&source.splits).filter(|(_, splits)| splits.is_some()).map(|(copy, _)| copy).collect();
+        let mut moves = SplitMoves::new();
+        for (at, from) in open.iter().enumerate().filter(|_| open.len() > 1) {
+            let to = open[(at + 1) % open.len()];
+            for split in source.splits[*from as usize].iter().flatten() {
+                moves.entry(*from).or_default().insert(split.clone(), to);
+            }
+        }
+        if !moves.is_empty() {
+            let splits = [("read".to_owned(), moves)].into();
+            *under_way = Some(progress.apply(Rebalance { splits, ..Rebalance::default() }));
+        }
+    }
+
+    /// How many were taken over.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::SeqCst)
+    }
+}
+
 /// Requests the job's end at a barrier, the first time `when` returns true.
 pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&RunProgress) -> Result<(), String> {
     let asked = AtomicBool::new(false);
@@ -115,7 +157,8 @@ pub fn stop_when(when: impl Fn() -> bool) -> impl Fn(&RunProgress) -> Result<(),
 fn graph(source: &SourceSpec, sink: &SinkSpec, fuse: Option<Arc<AtomicU64>>) -> Graph {
     let mut graph = Graph::new("copying");
     let (make, schema): (MakeSource, SchemaRef) = (Arc::clone(&source.make), SchemaRef::clone(&source.schema));
-    let read = graph.add(TaskSpec::source("read", None, move |context| make(context)).output("out", schema.clone()));
+    let read = TaskSpec::source("read", None, move |context| make(context)).output("out", schema.clone());
+    let read = graph.add(if source.moves_splits { read.movable_splits() } else { read });
     let pass = TaskSpec::operator("pass", move |_| Ok(Fuse(fuse.clone())));
     let pass = graph.add(pass.streaming().input("in").output("out", schema));
     let make: MakeSink = Arc::clone(&sink.make);

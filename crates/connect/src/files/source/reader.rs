@@ -1,10 +1,10 @@
 //! The thread that lists files and reads them in turn.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde_json::json;
 use tidemill_dataflow::TaskError;
 use tokio::runtime::Handle;
@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::super::list::FilePattern;
 use super::super::position::FilePosition;
 use super::super::tail::{FileTail, TailPiece};
-use super::{FileEvent, shelf};
+use super::{FileEvent, ReaderCommand, shelf};
 use crate::bad_records::{BadRecordHandler, Decoded};
 use crate::decode::{RecordDecoder, RecordLayout, compressed};
 use crate::idleness::IdleSplit;
@@ -25,6 +25,9 @@ const MISSING_MAX: usize = 1000;
 /// because those are the ones that get rotated. The others are opened whenever there are more data.
 const OPEN_MAX: usize = 256;
 const OPEN_MIN: usize = 8;
+
+/// How soon a thread that has read everything notices that nobody wants more.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// A file that is being read.
 struct FileRead {
@@ -90,17 +93,38 @@ impl FolderReader {
         }
     }
 
+    /// The schema of the rows.
+    pub(super) fn schema(&self) -> SchemaRef {
+        SchemaRef::clone(self.plan.decoder.schema())
+    }
+
     pub(super) fn run(
         mut self,
         known: BTreeMap<String, FilePosition>,
+        commands: &mpsc::Receiver<ReaderCommand>,
         feeder: &FeedSender<FileEvent>,
     ) -> Result<(), TaskError> {
         self.known = known;
+        // How many commands were carried out; whether the end was announced since; shelves to be listed.
+        let (mut heard, mut has_ended, mut acquired) = (0, false, Vec::new());
         let mut nothing: Option<(u32, IdleSplit)> = None;
         let mut looked = None;
         let mut number = 0;
         let waiter = feeder.waiter(&self.pool);
         loop {
+            // Another copy may give up shelves for this one, even behind its end.
+            if let Some(command) = next_command(commands, has_ended) {
+                (heard, has_ended) = (heard + 1, false);
+                if !self.obey(command, &mut acquired, feeder) {
+                    return Ok(());
+                }
+                continue;
+            }
+            if has_ended && feeder.is_wanted() {
+                continue;
+            } else if has_ended {
+                return Ok(());
+            }
             let round = Instant::now();
             let is_due = looked.is_none_or(|at: Instant| at.elapsed() >= self.plan.list_interval);
             if std::mem::take(&mut self.some_gone) || is_due {
@@ -141,6 +165,9 @@ impl FolderReader {
                     }
                 }
             }
+            if !acquired.is_empty() && !feeder.give(FileEvent::Listed(std::mem::take(&mut acquired))) {
+                return Ok(());
+            }
             if !self.plan.stop_at_end {
                 let is_new = nothing.is_none() && self.files.is_empty();
                 if is_new {
@@ -159,11 +186,38 @@ impl FolderReader {
                 continue;
             }
             if self.plan.stop_at_end {
-                return Ok(());
+                if !feeder.give(FileEvent::End { commands: heard }) {
+                    return Ok(());
+                }
+                has_ended = true;
+                continue;
             }
             let pause = self.plan.poll_interval.max(round.elapsed() * 9);
             if !feeder.rest(pause) {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Carries out a command. Returns false if no more data are wanted.
+    fn obey(&mut self, command: ReaderCommand, acquired: &mut Vec<u32>, feeder: &FeedSender<FileEvent>) -> bool {
+        match command {
+            ReaderCommand::Release(shelves) => {
+                let stays = |path: &String| !shelves.contains(&shelf(path));
+                self.shelves.retain(|shelf| !shelves.contains(shelf));
+                self.files.retain(|reading| stays(&reading.tail.path));
+                self.names.retain(stays);
+                self.known.retain(|path, _| stays(path));
+                true
+            }
+            ReaderCommand::Acquire(shelves) => {
+                let numbers: Vec<u32> = shelves.iter().map(|(shelf, _)| *shelf).collect();
+                self.shelves.extend(&numbers);
+                self.known.extend(shelves.into_iter().flat_map(|(_, positions)| positions));
+                acquired.extend(&numbers);
+                // So that their files are listed at once.
+                self.some_gone = true;
+                feeder.give(FileEvent::Acquired(numbers))
             }
         }
     }
@@ -314,6 +368,11 @@ impl FolderReader {
     }
 }
 
+/// The next command, if there is one; if there is nothing else to do, it waits a moment.
+fn next_command(commands: &mpsc::Receiver<ReaderCommand>, waits: bool) -> Option<ReaderCommand> {
+    if waits { commands.recv_timeout(WAIT).ok() } else { commands.try_recv().ok() }
+}
+
 /// The result of reading from a file.
 enum ReadOutcome {
     /// Rows, and the position after them.
@@ -371,7 +430,9 @@ mod tests {
         put("in/b");
         // An object of a checkpoint that disappeared before the job resumed.
         let known = BTreeMap::from([("memory:///in/z".to_owned(), FilePosition::at(2))]);
-        let mut feed = FeedReceiver::start("reader".into(), QUEUE, move |feeder| reader.run(known, feeder)).unwrap();
+        let (_commands, heard) = mpsc::channel();
+        let mut feed =
+            FeedReceiver::start("reader".into(), QUEUE, move |feeder| reader.run(known, &heard, feeder)).unwrap();
         let mut told = |is_wanted: &dyn Fn(&FileEvent) -> bool| {
             loop {
                 let event = runtime.block_on(std::future::poll_fn(|context| feed.poll(context))).unwrap().unwrap();

@@ -78,5 +78,5 @@ pub(crate) fn source(
         Ok(Box::new(FolderSource::new(reader, context)?))
     });
     let spec = SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make);
-    Ok(SourceSpec { copies_max: SHELVES, files, ..spec })
+    Ok(SourceSpec { copies_max: SHELVES, files, moves_splits: true, ..spec })
 }

@@ -5,6 +5,9 @@
 //! know which partitions any of them had at the checkpoint. A new partition goes to copy p % n, and is read from its
 //! beginning, or from `start` if it existed when the job began.
 //!
+//! A partition that moves to another copy while a job runs is unassigned here and assigned there, at the offset after
+//! the last emitted row; what was read ahead is dropped.
+//!
 //! An offset that no longer exists, because the job was down for longer than the topic keeps records, is an error:
 //! nothing is skipped silently. So is a topic that was deleted and recreated, whose offsets refer to other records: a
 //! checkpoint also contains a fingerprint of the record before the offset, which is checked first, see `position`.
@@ -20,6 +23,7 @@ mod rows;
 mod spec;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc;
 use std::task::{Context as Wakes, Poll, ready};
 use std::time::Instant;
 
@@ -27,7 +31,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tidemill_dataflow::stream::source::{Source, SourceEvent};
+use tidemill_dataflow::stream::source::{ReleasedSplit, Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 
 use self::reader::{KafkaReader, KafkaReaderPlan};
@@ -51,6 +55,12 @@ struct SharedPositions {
     initial: i32,
 }
 
+/// A partition and its position, as saved.
+fn parse_split((name, bytes): (&String, &Bytes)) -> Result<(i32, PartitionPosition), TaskError> {
+    let parsed = name.parse().ok().zip(PartitionPosition::of(bytes));
+    parsed.ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no kafka source made").into())
+}
+
 /// What a copy starts with.
 #[derive(Clone, Default)]
 struct RestoredPositions {
@@ -66,11 +76,7 @@ impl RestoredPositions {
         let mut mine = RestoredPositions::default();
         let Some(restored) = context.restored() else { return Ok(mine) };
         for (name, bytes) in &restored.splits {
-            let (partition, place) = name
-                .parse()
-                .ok()
-                .zip(PartitionPosition::of(bytes))
-                .ok_or_else(|| format!("the checkpoint has a split \"{name}\" that no kafka source made"))?;
+            let (partition, place) = parse_split((name, bytes))?;
             mine.places.insert(partition, place);
         }
         for bytes in restored.shared.get(SHARED).into_iter().flatten() {
@@ -105,6 +111,18 @@ enum KafkaEvent {
     },
     /// The copy has no partitions.
     Nothing,
+    /// All partitions are over, as of this many commands.
+    End {
+        commands: u64,
+    },
+}
+
+/// What the source tells the thread that reads.
+enum ReaderCommand {
+    /// Another copy reads these from now on.
+    Release(Vec<i32>),
+    /// Read these, too; announced by [`KafkaEvent::Assigned`].
+    Acquire(Vec<(i32, PartitionPosition)>),
 }
 
 /// The source of one copy.
@@ -116,7 +134,17 @@ struct KafkaSource {
     numbers: BTreeMap<i32, u32>,
     /// The positions after the last emitted row.
     places: BTreeMap<i32, PartitionPosition>,
+    /// Partitions that have been read to their end.
+    over: BTreeSet<i32>,
     initial: Option<i32>,
+    commands: mpsc::Sender<ReaderCommand>,
+    /// How many were sent.
+    sent: u64,
+    /// How often partitions were acquired that the reader has not announced yet. What comes of them until then was read
+    /// before they were released.
+    acquired: BTreeMap<i32, u32>,
+    /// The number of the next partition.
+    next_number: u32,
 }
 
 impl KafkaSource {
@@ -132,8 +160,40 @@ impl KafkaSource {
         let (topic, schema) = (plan.topic.clone(), SchemaRef::clone(&plan.schema));
         let reader = KafkaReader::new(plan, bad, &copy, context, (held, initial));
         let begun = places.clone();
-        let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(begun, feeder))?;
-        Ok(KafkaSource { topic, feed, schema, numbers: BTreeMap::new(), places, initial })
+        let (commands, heard) = mpsc::channel();
+        let feed = FeedReceiver::start(copy, QUEUE, move |feeder| reader.run(begun, &heard, feeder))?;
+        Ok(KafkaSource {
+            topic,
+            feed,
+            schema,
+            numbers: BTreeMap::new(),
+            places,
+            over: BTreeSet::new(),
+            initial,
+            commands,
+            sent: 0,
+            acquired: BTreeMap::new(),
+            next_number: 0,
+        })
+    }
+
+    /// The number of a new partition.
+    fn number(&mut self, partition: i32) -> u32 {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.numbers.insert(partition, number);
+        number
+    }
+
+    /// The number of a partition, if an event of it counts.
+    fn number_of(&self, partition: i32) -> Option<u32> {
+        self.numbers.get(&partition).copied().filter(|_| !self.acquired.contains_key(&partition))
+    }
+
+    /// If the thread has ended, the next event is its failure.
+    fn command(&mut self, command: ReaderCommand) {
+        self.sent += 1;
+        drop(self.commands.send(command));
     }
 }
 
@@ -145,10 +205,14 @@ impl Source for KafkaSource {
                 Some(KafkaEvent::Assigned { places, initial }) => {
                     let mut last = None;
                     for (partition, place) in places {
-                        let number = self.numbers.len() as u32;
-                        self.numbers.insert(partition, number);
-                        self.places.insert(partition, place);
-                        last = Some(number);
+                        match self.acquired.get_mut(&partition) {
+                            Some(1) => drop(self.acquired.remove(&partition)),
+                            Some(times) => *times -= 1,
+                            None => {
+                                self.places.insert(partition, place);
+                                last = Some(self.number(partition));
+                            }
+                        }
                     }
                     self.initial = Some(initial);
                     // A receiver that sees the last one knows that the others exist, and does not let time advance past
@@ -162,16 +226,24 @@ impl Source for KafkaSource {
                     }
                 }
                 Some(KafkaEvent::Rows { partition, rows, bad, place }) => {
+                    let Some(split) = self.number_of(partition) else { continue };
                     self.places.insert(partition, place);
                     if rows.num_rows() == 0 && bad.is_none() {
                         continue;
                     }
-                    SourceEvent::Rows { split: self.numbers[&partition], rows, bad }
+                    SourceEvent::Rows { split, rows, bad }
                 }
                 Some(KafkaEvent::CaughtUp { partition, at }) => {
-                    SourceEvent::Idle { split: self.numbers[&partition], at }
+                    let Some(split) = self.number_of(partition) else { continue };
+                    SourceEvent::Idle { split, at }
                 }
-                Some(KafkaEvent::Over { partition }) => SourceEvent::SplitEnded { split: self.numbers[&partition] },
+                Some(KafkaEvent::Over { partition }) => {
+                    let Some(split) = self.number_of(partition) else { continue };
+                    self.over.insert(partition);
+                    SourceEvent::SplitEnded { split }
+                }
+                Some(KafkaEvent::End { commands }) if commands < self.sent => continue,
+                Some(KafkaEvent::End { .. }) => SourceEvent::End,
                 Some(KafkaEvent::Nothing) => SourceEvent::Idle { split: 0, at: Instant::now() },
             }));
         }
@@ -184,6 +256,35 @@ impl Source for KafkaSource {
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
         Ok(self.places.iter().map(|(partition, place)| (partition.to_string(), place.to_bytes())).collect())
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let is_named = |partition: &i32| !self.over.contains(partition) && splits.contains(&partition.to_string());
+        let partitions: Vec<i32> = self.numbers.keys().copied().filter(is_named).collect();
+        let mut released = Vec::new();
+        for partition in &partitions {
+            let (number, place) = (self.numbers.remove(partition), self.places.remove(partition));
+            let (number, place) = number.zip(place).expect("a partition with a number has a place");
+            let (name, position) = (partition.to_string(), place.to_bytes());
+            released.push(ReleasedSplit { name, position, numbers: vec![number] });
+        }
+        if !partitions.is_empty() {
+            self.command(ReaderCommand::Release(partitions));
+        }
+        Ok(released)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        let (mut numbers, mut places) = (Vec::new(), Vec::new());
+        for split in &splits {
+            let (partition, place) = parse_split((&split.0, &split.1))?;
+            numbers.push(self.number(partition));
+            self.places.insert(partition, place);
+            *self.acquired.entry(partition).or_default() += 1;
+            places.push((partition, place));
+        }
+        self.command(ReaderCommand::Acquire(places));
+        Ok(numbers)
     }
 
     fn shared(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {

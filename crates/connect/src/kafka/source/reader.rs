@@ -1,6 +1,7 @@
 //! The thread that reads partitions and emits their records.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use arrow::datatypes::SchemaRef;
@@ -21,8 +22,8 @@ use crate::idleness::IdleSplit;
 use crate::read_ahead::FeedSender;
 
 use super::super::buffer::{PartitionBuffer, RecordBounds};
-use super::KafkaEvent;
 use super::spec::{IsolationLevel, KafkaSourceFormat, KafkaSourceOptions, KafkaStart};
+use super::{KafkaEvent, ReaderCommand};
 
 /// A batch is emitted when it has this many bytes or rows, or when there is nothing more.
 const BATCH_BYTES: usize = 1 << 20;
@@ -110,6 +111,7 @@ impl KafkaReader {
     pub(super) fn run(
         mut self,
         restored: BTreeMap<i32, PartitionPosition>,
+        commands: &mpsc::Receiver<ReaderCommand>,
         feeder: &FeedSender<KafkaEvent>,
     ) -> Result<(), TaskError> {
         let kind = if self.plan.options.format == KafkaSourceFormat::Avro { "AVRO" } else { "JSON" };
@@ -140,9 +142,25 @@ impl KafkaReader {
         }
         let interval = self.plan.discovery_interval;
         let mut looked = Instant::now();
+        // How many commands were carried out, and whether the end was announced since.
+        let (mut heard, mut has_ended) = (0, false);
         while feeder.is_wanted() {
-            if self.plan.stop_at_end && reading.is_empty() {
+            let is_over = self.plan.stop_at_end && reading.is_empty();
+            if is_over && !std::mem::replace(&mut has_ended, true) && !feeder.give(KafkaEvent::End { commands: heard })
+            {
                 return Ok(());
+            }
+            // Another copy may give up partitions for this one, even behind its end.
+            let command = if is_over { commands.recv_timeout(POLL).ok() } else { commands.try_recv().ok() };
+            if let Some(command) = command {
+                (heard, has_ended) = (heard + 1, false);
+                if !self.obey(command, &mut reading, &consumer, initial, feeder)? {
+                    return Ok(());
+                }
+                continue;
+            }
+            if is_over {
+                continue;
             }
             if !interval.is_zero() && !self.plan.stop_at_end && looked.elapsed() >= interval {
                 looked = Instant::now();
@@ -180,17 +198,7 @@ impl KafkaReader {
                     if !reading.contains(&partition) {
                         continue;
                     }
-                    let event = match self.plan.stop_at_end {
-                        true => {
-                            reading.remove(&partition);
-                            KafkaEvent::Over { partition }
-                        }
-                        false => {
-                            let at = Instant::now();
-                            self.quiet.insert(partition, IdleSplit::new(at));
-                            KafkaEvent::CaughtUp { partition, at }
-                        }
-                    };
+                    let event = self.caught_up(partition, &mut reading);
                     if !(self.flush_buffers(Some(partition), feeder)? && feeder.give(event)) {
                         return Ok(());
                     }
@@ -199,6 +207,52 @@ impl KafkaReader {
             }
         }
         Ok(())
+    }
+
+    /// A partition has been read to its current end.
+    fn caught_up(&mut self, partition: i32, reading: &mut BTreeSet<i32>) -> KafkaEvent {
+        if self.plan.stop_at_end {
+            reading.remove(&partition);
+            return KafkaEvent::Over { partition };
+        }
+        let at = Instant::now();
+        self.quiet.insert(partition, IdleSplit::new(at));
+        KafkaEvent::CaughtUp { partition, at }
+    }
+
+    /// Carries out a command. Returns false if no more data are wanted.
+    fn obey(
+        &mut self,
+        command: ReaderCommand,
+        reading: &mut BTreeSet<i32>,
+        consumer: &BaseConsumer<KafkaContext>,
+        initial: i32,
+        feeder: &FeedSender<KafkaEvent>,
+    ) -> Result<bool, TaskError> {
+        match command {
+            ReaderCommand::Release(partitions) => {
+                let mut list = TopicPartitionList::new();
+                for partition in partitions {
+                    list.add_partition(&self.plan.topic, partition);
+                    if let Some(buffer) = self.buffers.remove(&partition) {
+                        self.waiting.0 -= buffer.records.len();
+                        self.waiting.1 -= buffer.size;
+                    }
+                    reading.remove(&partition);
+                    self.marks.remove(&partition);
+                    self.next.remove(&partition);
+                    self.quiet.remove(&partition);
+                }
+                consumer.incremental_unassign(&list).map_err(|error| failed(&self.plan.topic, &error))?;
+                Ok(true)
+            }
+            ReaderCommand::Acquire(places) => {
+                let partitions = || places.iter().map(|(partition, _)| *partition);
+                self.held.extend(partitions());
+                reading.extend(partitions());
+                self.assign(consumer, places, initial, feeder)
+            }
+        }
     }
 
     fn consumer(&self) -> Result<BaseConsumer<KafkaContext>, TaskError> {

@@ -108,7 +108,8 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         let restored = RestoredPositions::of(context)?;
         Ok(Box::new(KafkaSource::start(plan.clone(), handlers.handler(copy.clone()), copy, restored, context)?))
     });
-    Ok(SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make))
+    let spec = SourceSpec::new(name, schema, DeliveryGuarantee::ExactlyOnce, &bad, make);
+    Ok(SourceSpec { moves_splits: true, ..spec })
 }
 
 /// The schema of rows without metadata, and the decoder of values, which raw values do not need.
