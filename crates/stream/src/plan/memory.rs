@@ -1,6 +1,7 @@
 //! A table in memory as a stream: slices arrive as fast as possible or at a rate, and the stream can resume anywhere.
 //! For trying out queries, for tests, and for benchmarks.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use tidemill_dataflow::stream::sink::DeliveryGuarantee;
-use tidemill_dataflow::stream::source::{Source, SourceEvent, WatermarkStrategy};
+use tidemill_dataflow::stream::source::{ReleasedSplit, Source, SourceEvent, WatermarkStrategy};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -50,6 +51,7 @@ pub fn table_stream(
         bad_to: None,
         bad_folder: None,
         files: None,
+        moves_splits: true,
         make: Arc::new(make),
     }
 }
@@ -62,9 +64,15 @@ struct TableStream {
     all: usize,
     /// The splits that were reported as finished.
     told: Vec<bool>,
+    /// Those that another copy has now; their numbers stay taken.
+    gone: Vec<bool>,
+    /// Of all copies; 0 for as fast as possible.
+    rows_per_s: f64,
     /// Seconds per row of this copy.
     row_s: f64,
     begun: Option<Instant>,
+    /// Whether the last split was reported: a receiver that sees it knows that the others exist.
+    told_last: bool,
     rows: u64,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -76,29 +84,62 @@ impl TableStream {
             None => SPLITS_MIN.max(context.copies() as usize),
         };
         let splits: Vec<(usize, usize)> = match context.restored() {
-            Some(restored) => {
-                let split = |(name, saved): (&String, &Bytes)| -> Result<(usize, usize), TaskError> {
-                    let ([next, rows], []) = saved.as_chunks() else {
-                        return Err("the checkpoint has a split that no table stream saved".into());
-                    };
-                    let next = u64::from_le_bytes(*next) as usize;
-                    if u64::from_le_bytes(*rows) != rows_before(&slices, next) {
-                        let reason = "the checkpoint was made from a table with different batches, or with a \
-                            different batch size: they must not change";
-                        return Err(reason.into());
-                    }
-                    Ok((name.parse()?, next))
-                };
-                restored.splits.iter().map(split).collect::<Result<_, _>>()?
-            }
+            Some(restored) => restored.splits.iter().map(|split| place(&slices, split)).collect::<Result<_, _>>()?,
             None => {
                 let mine = |split: &usize| split % context.copies() as usize == context.copy() as usize;
                 (0..all).filter(mine).map(|split| (split, split)).collect()
             }
         };
         let row_s = if rows_per_s > 0.0 { f64::from(context.copies()) / rows_per_s } else { 0.0 };
-        let told = vec![false; splits.len()];
-        Ok(TableStream { slices, splits, all, told, row_s, begun: None, rows: 0, pause: None })
+        let (told, gone) = (vec![false; splits.len()], vec![false; splits.len()]);
+        Ok(TableStream {
+            slices,
+            splits,
+            all,
+            told,
+            gone,
+            rows_per_s,
+            row_s,
+            begun: None,
+            told_last: false,
+            rows: 0,
+            pause: None,
+        })
+    }
+}
+
+/// A split and its next slice, as saved.
+fn place(slices: &[RecordBatch], (name, saved): (&String, &Bytes)) -> Result<(usize, usize), TaskError> {
+    let ([next, rows], []) = saved.as_chunks() else {
+        return Err("the checkpoint has a split that no table stream saved".into());
+    };
+    let next = u64::from_le_bytes(*next) as usize;
+    if u64::from_le_bytes(*rows) != rows_before(slices, next) {
+        let reason = "the checkpoint was made from a table with different batches, or with a different batch size: they \
+                      must not change";
+        return Err(reason.into());
+    }
+    Ok((name.parse()?, next))
+}
+
+impl TableStream {
+    /// Whether this copy has more rows of a split.
+    fn is_open(&self, at: usize) -> bool {
+        !self.gone[at] && self.splits[at].1 < self.slices.len()
+    }
+
+    /// Other splits than before have rows: the rate is shared by splits from now on.
+    fn pace(&mut self) {
+        let open = (0..self.splits.len()).filter(|&at| self.is_open(at)).count();
+        if self.rows_per_s > 0.0 {
+            self.row_s = self.all as f64 / (open.max(1) as f64 * self.rows_per_s);
+        }
+        (self.begun, self.rows, self.pause) = (None, 0, None);
+    }
+
+    fn saved(&self, at: usize) -> Bytes {
+        let next = self.splits[at].1;
+        [next as u64, rows_before(&self.slices, next)].map(u64::to_le_bytes).concat().into()
     }
 }
 
@@ -115,14 +156,19 @@ impl Source for TableStream {
             }
             self.pause = None;
         }
+        if !std::mem::replace(&mut self.told_last, true)
+            && let (Some(last), Some(slice)) = (self.splits.len().checked_sub(1), self.slices.first())
+        {
+            return Poll::Ready(Ok(SourceEvent::rows(last as u32, slice.slice(0, 0))));
+        }
         // A finished split no longer holds back the watermark.
-        let over = |at: &usize| !self.told[*at] && self.splits[*at].1 >= self.slices.len();
+        let over = |at: &usize| !self.told[*at] && !self.gone[*at] && self.splits[*at].1 >= self.slices.len();
         if let Some(at) = (0..self.splits.len()).find(over) {
             self.told[at] = true;
             return Poll::Ready(Ok(SourceEvent::SplitEnded { split: at as u32 }));
         }
         // The split that is furthest behind, so that slices come in the order of the table.
-        let behind = (0..self.splits.len()).filter(|&at| self.splits[at].1 < self.slices.len());
+        let behind = (0..self.splits.len()).filter(|&at| self.is_open(at));
         if let Some(at) = behind.min_by_key(|&at| self.splits[at].1) {
             let next = &mut self.splits[at].1;
             let rows = &self.slices[*next];
@@ -146,7 +192,31 @@ impl Source for TableStream {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let place = |next: usize| [next as u64, rows_before(&self.slices, next)].map(u64::to_le_bytes).concat().into();
-        Ok(self.splits.iter().map(|&(split, next)| (split.to_string(), place(next))).collect())
+        let there = (0..self.splits.len()).filter(|&at| !self.gone[at]);
+        Ok(there.map(|at| (self.splits[at].0.to_string(), self.saved(at))).collect())
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let mut released = Vec::new();
+        for at in 0..self.splits.len() {
+            let name = self.splits[at].0.to_string();
+            if self.is_open(at) && splits.contains(&name) {
+                released.push(ReleasedSplit { name, position: self.saved(at), numbers: vec![at as u32] });
+                self.gone[at] = true;
+            }
+        }
+        self.pace();
+        Ok(released)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        let begin = self.splits.len();
+        for split in &splits {
+            self.splits.push(place(&self.slices, (&split.0, &split.1))?);
+        }
+        self.told.resize(self.splits.len(), false);
+        self.gone.resize(self.splits.len(), false);
+        self.pace();
+        Ok((begin as u32..self.splits.len() as u32).collect())
     }
 }

@@ -37,6 +37,8 @@ pub struct StreamSource {
     pub bad_folder: Option<PathBuf>,
     /// The local files that it would read now: all hosts must see the same files.
     pub files: Option<ListFiles>,
+    /// Whether its splits can move to other copies while a job runs.
+    pub moves_splits: bool,
     /// Makes the source.
     pub make: MakeSource,
 }

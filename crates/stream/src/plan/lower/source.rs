@@ -104,6 +104,7 @@ impl JobLowering<'_> {
 
     pub(super) fn source_task(&self, task: TaskSpec, source: &StreamSource) -> TaskSpec {
         let task = task.output(ROWS, Arc::clone(&source.schema)).copies(self.copies_of(source));
+        let task = if source.moves_splits { task.movable_splits() } else { task };
         match &source.bad_to {
             Some(bad) => task.output(BAD, Arc::clone(&bad.schema)),
             None => task,
