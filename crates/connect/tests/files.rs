@@ -103,7 +103,8 @@ fn every_line_counts_once_across_failures() {
     }
 }
 
-/// Shelves that move from copy to copy while their files appear and grow, and while a job that has read everything ends.
+/// Shelves that move from copy to copy while their files appear and grow, and while a job that has read everything
+/// ends.
 #[test]
 fn every_line_counts_once_while_shelves_move() {
     let mut random = Random(17);
