@@ -187,7 +187,8 @@ def test_weights_to_start_from() -> None:
     rows = [{"from": 2, "to": 3, "op": "add", "weight": 2.0, "ms": 500}]
     rows += [{"from": 9, "to": 1, "op": "add", "weight": 1.0, "ms": 8500}]
     found = written(followed_aging(rows, start=begun, lifetime="1s"))
-    check(found, [[(1, 2, 3.0), (1, 3, 1.0), (2, 3, 2.0)], [(1, 2, 3.0), (1, 3, 1.0), (9, 1, 1.0)]], True, "keep")
+    stays = [(1, 2, 3.0), (1, 3, 1.0)]
+    check(found, [[*stays, (2, 3, 2.0)], stays, [*stays, (9, 1, 1.0)]], True, "keep")
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), None])
