@@ -1,4 +1,4 @@
-"""Moves of a stream's keys, and their outcome as text."""
+"""Moves of a stream's keys and of its sources' splits, and their outcome as text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["run"]
 
 
 def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeout_s: float | None) -> int:
-    """Ask a job to move keys and print the outcome; return the exit code."""
+    """Ask a job to move keys and splits and print the outcome; return the exit code."""
     if isinstance(job, str):
         return _jobs.fail(command, job)
     if job["durable"] is None:
         return _jobs.fail(
             command,
-            f"stream {job['job']!r} makes no checkpoints, at which keys move; start it with checkpoint=",
+            f"stream {job['job']!r} makes no checkpoints, at which keys and splits move; start it with checkpoint=",
         )
     answer = _jobs.asked(job, request, timeout_s)
     if "error" in answer:
@@ -36,20 +36,23 @@ def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
     if "said" in answer:
         return [head + answer["said"], *_stays(answer, free)]
     state = "" if answer["bytes"] is None else f", with {_size(answer['bytes'])} of state"
-    buckets = f"{answer['buckets']:,} bucket{'' if answer['buckets'] == 1 else 's'}"
+    splits = answer.get("moved_splits", sum(len(of["splits"]) for of in answer["splits"]))
+    moves = _count(answer["buckets"], "bucket") + state
+    if answer["splits"]:
+        moves = f"{moves}, and {_count(splits, 'split')} of sources" if answer["buckets"] else _count(splits, "split")
     if answer["dry_run"]:
-        lines = [
-            f"{head}would move {buckets}{state}; copies would take no rows for about {_time(answer['waited_s'])}",
-        ]
+        lines = [f"{head}would move {moves}; copies would take no rows for about {_time(answer['waited_s'])}"]
     else:
         lines = [
-            f"{head}moved {buckets}{state} at checkpoint {answer['epoch']}; copies took no rows for up to "
+            f"{head}moved {moves} at checkpoint {answer['epoch']}; copies took no rows for up to "
             f"{_time(answer['waited_s'])}",
         ]
     if (gain := answer.get("gain")) is not None and gain >= 0.01:
         lines.append(f"  expected gain: {100 * gain:.0f}%")
     for task in answer["tasks"]:
         lines.append(f"  {task['task']}: {task['moved']:,} of {task['buckets']:,} buckets")
+    for of in answer["splits"]:
+        lines.append(f"  {of['task']}: {_named(of['splits'])} to host {of['to']}")
     for host in answer["hosts"]:
         drained = "  (drained)" if host["drained"] else ""
         lines.append(f"  host {host['host']}: {host['before']:,} -> {host['after']:,} buckets{drained}")
@@ -60,10 +63,20 @@ def _stays(answer: dict[str, Any], free: str) -> list[str]:
     """Return what remains on a drained host when its keys have moved."""
     if not (stays := answer.get("stays")):
         return []
-    tasks = f", with copies of {', '.join(stays['tasks'])}, which are not keyed" if stays["tasks"] else ""
+    tasks = f", with copies of {', '.join(stays['tasks'])}, which do not move" if stays["tasks"] else ""
     named = ", ".join(str(worker) for worker in stays["workers"])
     workers = f"worker{'' if len(stays['workers']) == 1 else 's'} {named}"
     return [f"  stays on host {stays['host']}: {workers}{tasks}; to free the host, {free}"]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _named(splits: list[str]) -> str:
+    """Return the names of splits, the first twenty of many."""
+    more = f" and {len(splits) - 20} more" if len(splits) > 20 else ""
+    return f"split{'' if len(splits) == 1 else 's'} {', '.join(splits[:20])}{more}"
 
 
 def _size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""``tidemill drain``: move all keys of a running stream, or with ``--restart`` all of it, away from a host."""
+"""``tidemill drain``: move all keys and splits of a running stream, or with ``--restart`` all of it, away from a host."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0 when the host has no keys (or nothing at all), 1 otherwise, with a message that says why."""
+    """Run the command; the exit code is 0 when the host has no keys and splits (or nothing at all), 1 otherwise, with a message that says why."""
     parser = argparse.ArgumentParser(
         prog="tidemill drain",
-        description="Move all keys of a running stream, with their state, from a host to the others: before maintenance, or where the "
-        "host is slow. No row is lost or counted twice. The host gets no keys until --undo. Run this on the machine of the stream's "
-        "worker 0.",
+        description="Move all keys of a running stream, with their state, and the splits of its sources from a host to the others: before "
+        "maintenance, or where the host is slow. No row is lost or counted twice. The host gets none until --undo. Run this on the "
+        "machine of the stream's worker 0.",
     )
     add = parser.add_argument
     add("host", help="name of the host, as tidemill top shows it")
-    _jobs.add_options(parser, "for the keys to move")
+    _jobs.add_options(parser, "for the keys and splits to move")
     one = parser.add_mutually_exclusive_group()
     one.add_argument(
         "--undo", action="store_true", help="let the host get keys again; tidemill balance moves them there"

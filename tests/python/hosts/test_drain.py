@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ def test_a_host_is_left_by_everything(tmp_path: Path, hosts: Cluster) -> None:
 
 
 def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> None:
-    """Counts stay exact across a drain, an undo and a balance; of the host's workers, only the keys move."""
+    """Counts stay exact across a drain, an undo and a balance; of the host's workers, keys and splits move."""
     _own_folder(hosts, tmp_path / "run")
     env = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TIDEMILL_FAILURE_TIMEOUT": "60", "TIDEMILL_THREADS": "2"}
     here, there = (host.name for host in hosts.hosts)
@@ -120,8 +122,10 @@ def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> Non
         assert re.search("stream 'numbers': moved [1-2],[0-9]{3} buckets", drained), drained
         assert buckets(drained, there) == (1024, 0), "two steps of 1024 buckets on two hosts, and none moved before"
         assert drained.count(" of 1,024 buckets") == 2, "both steps at one checkpoint"
+        assert ", and 2 splits of sources at checkpoint" in drained, drained
+        assert f"  source generator 1: splits 2, 3 to host {here}" in drained, drained
         stays = f"stays on host {there}: workers 2, 3, with copies of "
-        assert stays in drained, drained
+        assert stays in drained and "source" not in drained[drained.index(stays) :], drained
         assert f"nothing to move: host {there} has no keys" in succeeded("drain", there)
 
         def is_kept() -> bool:
@@ -136,7 +140,7 @@ def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> Non
         assert only.returncode == 1 and "all other hosts are drained" in only.stderr, only
 
         undone = succeeded("drain", there, "--undo")
-        assert f"host {there} gets keys again at the next balance" in undone
+        assert f"host {there} gets keys and splits again at the next balance" in undone
         assert ran(0, "drain", there, "--undo").returncode == 1, "it is not drained any more"
 
         def is_back() -> bool:
@@ -146,4 +150,52 @@ def test_a_host_is_drained_and_comes_back(tmp_path: Path, hosts: Cluster) -> Non
         launched.wait_until(is_back, "keys on both hosts")
         assert ran(0, "stop", "numbers").returncode == 0
         running.succeed()
+    assert counted.check(tmp_path) > 0
+
+
+def test_a_worker_is_killed_after_a_drain(tmp_path: Path, hosts: Cluster) -> None:
+    """What has moved stays where it is, and no row is read twice, whoever is killed at once."""
+    _own_folder(hosts, tmp_path / "run")
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    here, there = (host.name for host in hosts.hosts)
+    (tmp_path / "app.py").write_text(counted.APP)
+
+    def ran(*words: str, host: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [*hosts.prefix(host), *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=launched.PATIENCE_S)
+
+    def asked(*words: str) -> str:
+        done = ran(*launched.command(*words))
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def rows() -> dict[int, int]:
+        """Rows that each worker has sent, by process, once all of them have reported."""
+        told: list[dict[str, Any]] = json.loads(ran(*launched.command("top", "--json")).stdout or "[]")
+        counts = {int(one["pid"]): sum(edge["rows_sent"] for edge in one["edges"]) for one in told}
+        return counts if len(told) == 4 else {}
+
+    def has_others(than: AbstractSet[int]) -> bool:
+        now = rows()
+        return any(now.values()) and now.keys() != than
+
+    inner = ["env", f"XDG_RUNTIME_DIR={tmp_path / 'run'}", sys.executable, "app.py"]
+    launcher = ["run", "-n", "4", "--on", hosts.name, "--threads", "1", "--restarts", "3", *inner]
+    job = launched.start(*launcher, cwd=tmp_path)
+    try:
+        launched.wait_until(lambda: any(rows().values()), "rows")
+        for host in (1, 0):
+            shown = asked("drain", there)
+            assert host == 0 or f"  source generator 1: splits 2, 3 to host {here}" in shown, shown
+            told: list[dict[str, Any]] = json.loads(asked("top", "--json"))
+            victim = next(one for one in told if one["host"] == hosts.hosts[host].name)
+            assert ran("kill", "-9", str(victim["pid"]), host=host).returncode == 0
+            launched.wait_until(functools.partial(has_others, rows().keys()), "rows of another run")
+        assert "nothing to move" in asked("drain", there)
+        asked("stop", "numbers")
+        _, err = job.communicate(timeout=launched.PATIENCE_S)
+        assert job.returncode == 0, err
+    finally:
+        job.kill()
+        job.communicate(timeout=launched.PATIENCE_S)
     assert counted.check(tmp_path) > 0

@@ -33,11 +33,12 @@ def crowd(running):
 
 checkpoint = tm""",
 )
+#: Rows that were read wait beside their source, so its splits stay.
 NO_KEYS = """
 import tidemill as tm
 
 numbers = tm.stream.from_generator(300, splits=2).select("number")
-numbers.write_stream(tm.stream.to_files("results"), name="numbers", checkpoint="checkpoints")
+numbers.write_stream(lambda rows: None, name="numbers", checkpoint="checkpoints", guarantee="at_most_once")
 """
 NO_CHECKPOINTS = """
 import tidemill as tm
@@ -122,8 +123,11 @@ def test_what_cannot_be_asked_for(tmp_path: Path, env: dict[str, str], jobs: lis
 @pytest.mark.parametrize(
     ("app", "message"),
     [
-        (NO_KEYS, "this stream has no step whose keys can move; its steps are "),
-        (NO_CHECKPOINTS, "stream 'numbers' makes no checkpoints, at which keys move; start it with checkpoint="),
+        (NO_KEYS, "this stream has no step whose keys can move, and no source whose splits can; its steps are "),
+        (
+            NO_CHECKPOINTS,
+            "stream 'numbers' makes no checkpoints, at which keys and splits move; start it with checkpoint=",
+        ),
     ],
 )
 def test_streams_whose_keys_cannot_move(

@@ -1,14 +1,15 @@
 //! Requests of `tidemill drain` and `tidemill balance` to a running stream: a file next to worker 0's status file,
 //! answered by another file.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidemill_control::{ClusterLayout, Plan, Problem, Rates, assign};
+use tidemill_control::{ClusterLayout, Plan, Problem, Rates, SplitPlan, TaskLayout, assign, plan_splits};
 use tidemill_dataflow::rebalance::PendingRebalance;
+use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::{LookTimer, RunProgress};
 
 /// The requests to one run. A drained host gets no keys for the rest of the run, unless that is undone.
@@ -19,9 +20,11 @@ pub struct MoveRequests {
     /// Drained hosts, by their number in the layout.
     pub drained: BTreeSet<u32>,
     under_way: Option<MoveUnderWay>,
+    /// Waits for a checkpoint that says where splits are.
+    deferred: Option<MoveRequest>,
 }
 
-/// Moving buckets, and the request for it.
+/// Moving buckets and splits, and the request for it.
 struct MoveUnderWay {
     id: String,
     moving: RequestedMove,
@@ -45,6 +48,7 @@ enum RequestKind {
 struct RequestedMove {
     layout: ClusterLayout,
     plan: Plan,
+    splits: SplitPlan,
     drained: BTreeSet<u32>,
     /// The host to be emptied.
     emptied: Option<u32>,
@@ -73,8 +77,13 @@ impl MoveRequests {
     const ID_MAX: usize = 64;
 
     pub fn new(file: Option<PathBuf>) -> Self {
-        let requests =
-            MoveRequests { file, timer: LookTimer::new(Self::EVERY), drained: BTreeSet::new(), under_way: None };
+        let requests = MoveRequests {
+            file,
+            timer: LookTimer::new(Self::EVERY),
+            drained: BTreeSet::new(),
+            under_way: None,
+            deferred: None,
+        };
         // Left over from a process with the same process ID.
         drop(requests.asked().map(fs::remove_file));
         requests
@@ -85,10 +94,19 @@ impl MoveRequests {
         if run.worker() != 0 || !self.timer.is_due() {
             return;
         }
-        self.settle();
+        self.settle(Some(run));
         if self.under_way.is_none()
-            && let Some(request) = self.next()
+            && let (was_deferred, Some(request)) =
+                (self.deferred.is_some(), self.deferred.take().or_else(|| self.next()))
         {
+            let lacks_splits = |task: &TaskLayout| task.moves_splits && task.splits.is_empty();
+            if !matches!(request.kind, RequestKind::Undo(_)) && run.layout().tasks.iter().any(lacks_splits) {
+                if !was_deferred {
+                    run.request(BarrierControl::Checkpoint);
+                }
+                self.deferred = Some(request);
+                return;
+            }
             match self.handle(run, &request, rates) {
                 Ok(Some(told)) => self.answer(&request.id, &told),
                 Ok(None) => {}
@@ -97,15 +115,23 @@ impl MoveRequests {
         }
     }
 
-    /// Answers a request once its buckets have moved.
-    fn settle(&mut self) {
+    /// Answers a request once all has moved, and a checkpoint of `run` has splits where they are now.
+    fn settle(&mut self, run: Option<&RunProgress>) {
         let Some(outcome) = self.under_way.as_mut().and_then(|under_way| under_way.pending.outcome()) else { return };
+        let is_kept = |run: &RunProgress, epoch: u64| run.durable().is_none_or(|durable| durable > epoch);
+        if let (Ok(moved), Some(run)) = (&outcome, run)
+            && moved.splits > 0
+            && !is_kept(run, moved.epoch)
+        {
+            return;
+        }
         let Some(MoveUnderWay { id, moving, .. }) = self.under_way.take() else { return };
         let told = match outcome {
             Err(reason) => json!({"error": reason}),
             Ok(moved) => {
                 let mut told = moving.told(false);
                 told["buckets"] = json!(moved.buckets);
+                told["moved_splits"] = json!(moved.splits);
                 told["bytes"] = json!(moved.bytes);
                 told["epoch"] = json!(moved.epoch);
                 told["waited_s"] = json!(moved.waited.as_secs_f64());
@@ -131,7 +157,7 @@ impl MoveRequests {
                 if !self.drained.remove(&host_named(&layout, name)?) {
                     return Err(format!("host {name:?} is not drained; {}", described(&layout, &self.drained)));
                 }
-                let said = format!("host {name} gets keys again at the next balance: tidemill balance");
+                let said = format!("host {name} gets keys and splits again at the next balance: tidemill balance");
                 return Ok(Some(json!({"said": said})));
             }
         }
@@ -142,14 +168,22 @@ impl MoveRequests {
             Some(_) => problem.clone(),
             None => problem.clone().of_buckets_alone(),
         };
-        let mut plan = assign(&asked).map_err(|error| error.to_string())?;
+        let is_keyed = layout.tasks.iter().any(|task| !task.owners.is_empty());
+        let mut plan = match is_keyed {
+            true => assign(&asked).map_err(|error| error.to_string())?,
+            false => Plan::default(),
+        };
         // The gain must count everything that the job does.
         (plan.before, plan.after) = (problem.load(), problem.load_with(&plan.owners).unwrap_or_default());
-        let moving = RequestedMove { plan, layout, drained, emptied };
-        if moving.plan.buckets == 0 {
+        let splits = plan_splits(&layout, emptied.is_none());
+        let moving = RequestedMove { plan, splits, layout, drained, emptied };
+        if moving.plan.buckets == 0 && moving.splits.is_empty() {
             let said = match emptied {
-                Some(host) => format!("nothing to move: host {} has no keys", moving.layout.hosts[host as usize].name),
-                None => "nothing to move: keys are spread as evenly as moving buckets can".into(),
+                Some(host) => {
+                    let host = &moving.layout.hosts[host as usize].name;
+                    format!("nothing to move: host {host} has no keys, and reads no split that another can")
+                }
+                None => "nothing to move: keys are spread as evenly as moving buckets can, and so are splits".into(),
             };
             if !request.dry_run {
                 self.drained.clone_from(&moving.drained);
@@ -159,7 +193,7 @@ impl MoveRequests {
         if request.dry_run {
             return Ok(Some(moving.told(true)));
         }
-        let pending = run.move_buckets(&moving.layout, &moving.plan.owners);
+        let pending = run.move_all(&moving.layout, &moving.plan.owners, moving.splits.clone());
         self.under_way = Some(MoveUnderWay { id: request.id.clone(), moving, pending });
         Ok(None)
     }
@@ -189,7 +223,7 @@ impl MoveRequests {
 impl Drop for MoveRequests {
     fn drop(&mut self) {
         // Since the run has ended, all requests have an outcome.
-        self.settle();
+        self.settle(None);
         drop(self.asked().map(fs::remove_file));
     }
 }
@@ -225,9 +259,27 @@ impl RequestedMove {
             "waited_s": self.plan.pause_s,
             "gain": self.emptied.is_none().then_some(self.plan.gain()),
             "tasks": moved.collect::<Vec<_>>(),
+            "splits": self.told_splits(),
             "hosts": hosts.collect::<Vec<_>>(),
             "stays": self.stays(),
         })
+    }
+
+    /// The splits that move: by source and next host, their names.
+    fn told_splits(&self) -> Vec<Value> {
+        let mut told = Vec::new();
+        for (task, moves) in &self.splits {
+            let of = self.layout.tasks.iter().find(|of| of.name == *task).expect("the plan is of this layout");
+            let mut names: BTreeMap<u32, Vec<&String>> = BTreeMap::new();
+            for (split, to) in moves.values().flatten() {
+                let host = self.layout.worker_hosts[of.copy_workers[*to as usize] as usize];
+                names.entry(host).or_default().push(split);
+            }
+            for (host, splits) in names {
+                told.push(json!({"task": task, "to": self.layout.hosts[host as usize].name, "splits": splits}));
+            }
+        }
+        told
     }
 
     /// What cannot be moved away from the host to be emptied.
@@ -236,7 +288,8 @@ impl RequestedMove {
         let layout = &self.layout;
         let is_there = |worker: &u32| layout.worker_hosts[*worker as usize] == host;
         let workers = (0..layout.worker_hosts.len() as u32).filter(is_there);
-        let tasks = layout.tasks.iter().filter(|task| task.owners.is_empty() && task.copy_workers.iter().any(is_there));
+        let stays = |task: &&TaskLayout| task.owners.is_empty() && task.splits.is_empty();
+        let tasks = layout.tasks.iter().filter(stays).filter(|task| task.copy_workers.iter().any(is_there));
         json!({
             "host": layout.hosts[host as usize].name,
             "workers": workers.collect::<Vec<_>>(),
@@ -264,14 +317,14 @@ fn described(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> String {
     if names.is_empty() { "no host is".into() } else { format!("drained are {}", names.join(", ")) }
 }
 
-/// Checks that there are keys to move, and owners for them.
+/// Checks that there are keys or splits to move, and owners for them.
 fn check_owners(layout: &ClusterLayout, drained: &BTreeSet<u32>) -> Result<(), String> {
     let mut keyed = layout.tasks.iter().filter(|task| !task.owners.is_empty()).peekable();
-    if keyed.peek().is_none() {
+    if keyed.peek().is_none() && !layout.tasks.iter().any(|task| task.moves_splits) {
         let names: Vec<&str> = layout.tasks.iter().map(|task| task.name.as_str()).collect();
         return Err(format!(
-            "this stream has no step whose keys can move; its steps are {}. Steps have keys after group_by, key_by, \
-             join, distinct",
+            "this stream has no step whose keys can move, and no source whose splits can; its steps are {}. Steps have \
+             keys after group_by, key_by, join, distinct",
             names.join(", ")
         ));
     }

@@ -1,7 +1,7 @@
 //! Streams that a function of the program reads: for each split an iterator of rows, which starts at the position in a
 //! checkpoint.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tidemill_dataflow::stream::sink::DeliveryGuarantee;
-use tidemill_dataflow::stream::source::{Source, SourceEvent};
+use tidemill_dataflow::stream::source::{ReleasedSplit, Source, SourceEvent};
 use tidemill_dataflow::{TaskContext, TaskError};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
 use tidemill_dataset::datafusion::arrow::compute::concat_batches;
@@ -66,6 +66,7 @@ pub fn stream_of_function(
         bad_to: None,
         bad_folder: None,
         files: None,
+        moves_splits: true,
         make: Arc::new(move |context| Ok(Box::new(PythonSource::new(&of, &splits, context)?))),
     };
     let made = from_stream(&engine.engine, source);
@@ -100,6 +101,8 @@ enum ReaderState {
     Resting(Pin<Box<Sleep>>),
     /// The end; whether it was reported.
     Over(bool),
+    /// Another copy has it now. Its number stays taken.
+    Gone,
 }
 
 struct PythonSplit {
@@ -147,6 +150,12 @@ impl PythonSplit {
         })
     }
 
+    /// Its position as checkpoints have it.
+    fn saved(&self) -> Bytes {
+        let over = if matches!(self.state, ReaderState::Over(_)) { OVER } else { UNDER_WAY };
+        [&[over], self.position.as_deref().unwrap_or_default()].concat().into()
+    }
+
     /// Releases its reader, on the thread that called it.
     fn close(&mut self) {
         if let Some(reader) = self.reader.take() {
@@ -167,8 +176,9 @@ struct PythonSource {
     splits: Vec<PythonSplit>,
     /// Saved states of finished splits that are no longer named; if named again, they are not read again.
     over: Vec<(String, Bytes)>,
-    /// The number of splits already reported: time must not advance without a split that has not emitted anything yet.
-    told: usize,
+    /// Whether the last split was reported. A receiver that sees it knows that the others exist: time must not advance
+    /// without a split that has not emitted anything yet.
+    told: bool,
     /// The split that is asked first; it rotates for fairness.
     turn: usize,
     acknowledging: DurabilityListener,
@@ -263,19 +273,24 @@ impl PythonSource {
             new.iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, name)| PythonSplit::new(of, name, None)),
         );
         let acknowledging = DurabilityListener::default();
-        Ok(PythonSource { of: Arc::clone(of), splits, over: past, told: 0, turn: 0, acknowledging })
+        Ok(PythonSource { of: Arc::clone(of), splits, over: past, told: false, turn: 0, acknowledging })
+    }
+
+    /// Its splits, without those that other copies have now.
+    fn there(&self) -> impl Iterator<Item = &PythonSplit> {
+        self.splits.iter().filter(|split| !matches!(split.state, ReaderState::Gone))
     }
 
     /// The positions of its splits that have started.
     fn places(&self) -> Places {
-        self.splits.iter().filter_map(|split| Some((split.name.clone(), split.position.clone()?))).collect()
+        self.there().filter_map(|split| Some((split.name.clone(), split.position.clone()?))).collect()
     }
 
     fn poll_split(&mut self, at: usize, context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
         let (split, number) = (&mut self.splits[at], at as u32);
         loop {
             match &mut split.state {
-                ReaderState::Over(true) => return Poll::Pending,
+                ReaderState::Over(true) | ReaderState::Gone => return Poll::Pending,
                 ReaderState::Over(told) => {
                     *told = true;
                     return Poll::Ready(Ok(SourceEvent::SplitEnded { split: number }));
@@ -316,10 +331,9 @@ impl Source for PythonSource {
             return Poll::Ready(Err(error));
         }
         let count = self.splits.len();
-        if self.told < count {
-            self.told += 1;
+        if !std::mem::replace(&mut self.told, true) && count > 0 {
             let nothing = RecordBatch::new_empty(Arc::clone(&self.of.schema));
-            return Poll::Ready(Ok(SourceEvent::rows(self.told as u32 - 1, nothing)));
+            return Poll::Ready(Ok(SourceEvent::rows(count as u32 - 1, nothing)));
         }
         for at in (self.turn..count).chain(0..self.turn) {
             if let Poll::Ready(next) = self.poll_split(at, context) {
@@ -327,7 +341,7 @@ impl Source for PythonSource {
                 return Poll::Ready(next);
             }
         }
-        match self.splits.iter().all(|split| matches!(split.state, ReaderState::Over(_))) {
+        match self.splits.iter().all(|split| matches!(split.state, ReaderState::Over(_) | ReaderState::Gone)) {
             true => Poll::Ready(Ok(SourceEvent::End)),
             false => Poll::Pending,
         }
@@ -338,12 +352,32 @@ impl Source for PythonSource {
     }
 
     fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
-        let place = |split: &PythonSplit| {
-            let over = if matches!(split.state, ReaderState::Over(_)) { OVER } else { UNDER_WAY };
-            [&[over], split.position.as_deref().unwrap_or_default()].concat().into()
-        };
-        let places = self.splits.iter().map(|split| (split.name.clone(), place(split)));
+        let places = self.there().map(|split| (split.name.clone(), split.saved()));
         Ok(places.chain(self.over.iter().cloned()).collect())
+    }
+
+    fn release(&mut self, splits: &BTreeSet<String>) -> Result<Vec<ReleasedSplit>, TaskError> {
+        let mut released = Vec::new();
+        for (number, split) in (0..).zip(&mut self.splits) {
+            let is_open = !matches!(split.state, ReaderState::Over(_) | ReaderState::Gone);
+            if is_open && splits.contains(&split.name) {
+                let (name, position) = (split.name.clone(), split.saved());
+                released.push(ReleasedSplit { name, position, numbers: vec![number] });
+                // What a call returns that is under way is read again by the next reader.
+                split.state = ReaderState::Gone;
+                split.close();
+            }
+        }
+        Ok(released)
+    }
+
+    fn acquire(&mut self, splits: Vec<(String, Bytes)>) -> Result<Vec<u32>, TaskError> {
+        let begin = self.splits.len() as u32;
+        for (name, saved) in splits {
+            let position = saved.get(1..).filter(|position| !position.is_empty()).map(|_| saved.slice(1..));
+            self.splits.push(PythonSplit::new(&self.of, &name, position));
+        }
+        Ok((begin..self.splits.len() as u32).collect())
     }
 
     fn barrier(&mut self, epoch: u64) {

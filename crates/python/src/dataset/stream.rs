@@ -117,6 +117,7 @@ pub fn stream_of(
         bad_to,
         bad_folder: found.bad_folder,
         files: found.files,
+        moves_splits: found.moves_splits,
         make: found.make,
     };
     let made = from_stream(&engine.engine, source);
