@@ -579,7 +579,7 @@ impl SimulatedJob {
     fn split_moves(&self, task: u32, random: &mut SplitMix64) -> SplitMoves {
         let copies = self.sources[task as usize].1 as usize + usize::from(random.once_in(20));
         let mut moves = SplitMoves::new();
-        let one = random.one_of(&[0, 1, 1]) as usize;
+        let one = random.one_of(&[0, 1, 1]);
         for (from, splits) in self.copies.iter().filter(|copy| copy.id.0 == task).map(|copy| (copy.id.1, copy.splits()))
         {
             for split in splits {
