@@ -43,6 +43,10 @@ pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
         copy_workers: list(random, 5),
         owners: list(random, 6),
         version: any(random),
+        splits: (0..random.below(5))
+            .map(|_| (random.below(4) > 0).then(|| list(random, 3).iter().map(u32::to_string).collect()))
+            .collect(),
+        moves_splits: random.below(2) == 1,
         state_bytes: (0..random.below(8)).map(|_| any(random)).collect(),
         inputs: list(random, 5),
     };
