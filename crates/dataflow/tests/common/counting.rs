@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arrow::array::{AsArray, Int64Array, RecordBatch, TimestampMillisecondArray};
-use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef, TimeUnit, TimestampMillisecondType};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tidemill_collective::run_ranks;
@@ -200,6 +200,10 @@ impl Operator for Count {
         self.hasher.hash(&batch, &mut hashes)?;
         let keys = batch.column(0).as_primitive::<Int64Type>().clone();
         let places = batch.column(1).as_primitive::<Int64Type>();
+        let earliest = batch.column(2).as_primitive::<TimestampMillisecondType>().values().iter().min();
+        if let Some(late) = earliest.filter(|time| **time * 1000 < self.time.0) {
+            return Err(format!("a row of {late} ms is late, at {}", self.time).into());
+        }
         let mut out = Vec::new();
         for ((&key, &hash), place) in keys.values().iter().zip(&hashes).zip(places.values()) {
             let bucket = self.route.bucket(hash);
