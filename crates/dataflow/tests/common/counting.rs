@@ -69,8 +69,10 @@ impl Numbers {
             }
             None => (0..SPLITS).filter(|s| s % context.copies() == context.copy()).map(|s| Some((s, 0))).collect(),
         };
-        // The last one first: who sees it knows that the others exist, and does not let time advance past them.
-        Numbers { at: splits.len().saturating_sub(1), splits, rows, fuse, pause: None }
+        // The last one that has rows first: who sees it knows that the others exist, and does not let time advance past
+        // them.
+        let at = splits.iter().rposition(|split| split.is_some_and(|(_, next)| next < rows)).unwrap_or(0);
+        Numbers { at, splits, rows, fuse, pause: None }
     }
 }
 
