@@ -457,9 +457,12 @@ def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_thr
 def maximum_flow(network: AnyNetwork, source: Any, sink: Any) -> Flow:
     """Find a maximum flow from one node to another, and a minimum cut between them.
 
-    Weights are capacities; without weights, each capacity is 1.
+    Weights are capacities; without weights, each capacity is 1. Integer and infinite capacities give exact results if
+    the integers are not too large for sums in float64 (2**53).
 
-    Source: Dinic (1970), Algorithm for solution of a problem of maximum flow in networks with power estimation.
+    Source: Cherkassky and Goldberg (1997), On implementing the push-relabel method for the maximum flow problem. For
+    capacities with fractions, and larger sums: Dinic (1970), Algorithm for solution of a problem of maximum flow in
+    networks with power estimation.
 
     Parameters
     ----------
