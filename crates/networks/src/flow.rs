@@ -289,7 +289,8 @@ impl<'a> PushRelabel<'a> {
 
     /// Moves all excess to `root` that can get there.
     fn drain(&mut self, root: usize) {
-        let work_max = 4 * self.levels.len() + self.flow.arcs.len();
+        // Searching this often finds early what is cut off: on roads, that takes a third less time than four times the work.
+        let work_max = self.levels.len() + self.flow.arcs.len() / 4;
         while self.relabel_all(root) {
             let mut work = 0;
             while work <= work_max && self.highest > 0 {
