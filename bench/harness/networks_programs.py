@@ -56,7 +56,12 @@ def grape_missing(folder: Path | None) -> str | None:
     if folder is None:
         return "no folder of it was named: --grape FOLDER"
     if not (folder / "run_app").exists():
-        return f"run_app is not in {folder}: name the folder in which you built libgrape-lite (cmake .. && make analytical_apps)"
+        build = "cmake -DCMAKE_BUILD_TYPE=Release .. && make analytical_apps"
+        return f"run_app is not in {folder}: name the folder in which you built libgrape-lite ({build})"
+    cache = folder / "CMakeCache.txt"
+    if cache.exists() and "CMAKE_BUILD_TYPE:STRING=Debug" in cache.read_text():
+        # The default in a clone of its repository: no optimization, and counters of coverage.
+        return f"{folder} is a Debug build, whose times say nothing: run cmake -DCMAKE_BUILD_TYPE=Release and make again"
     return None if shutil.which("mpirun.openmpi") else "mpirun.openmpi is missing: run bench/setup_peers.sh openmpi"
 
 
