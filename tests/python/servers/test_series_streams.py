@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -191,12 +192,20 @@ def following(url: str, out: Path, workers: int, *more: str | Path) -> subproces
     )  # fmt: skip
 
 
+def wait_for_frames(running: subprocess.Popen[bytes], out: Path, count: int, what: str) -> None:
+    """Wait for so many frames; a job that ends before it is stopped fails the test with what it printed."""
+    launched.wait_until(lambda: frames_in(out) == count or running.poll() is not None, what)
+    if running.poll() is not None:
+        _, errors = running.communicate()
+        pytest.fail(f"the job ended with {running.returncode} before {what}:\n{errors.decode()}")
+
+
 def followed(running: subprocess.Popen[bytes], out: Path, add: Add, how: int = signal.SIGINT) -> None:
     """The first 30 days become six frames, two days that arrive later one more; then it is stopped."""
     add(range(31))
-    launched.wait_until(lambda: frames_in(out) == 6 or running.poll() is not None, "the frames of what there was")
+    wait_for_frames(running, out, 6, "the frames of what there was")
     add(range(31, 33))
-    launched.wait_until(lambda: frames_in(out) == 7 or running.poll() is not None, "the frame of what has come")
+    wait_for_frames(running, out, 7, "the frame of what has come")
     ended(running, how)
 
 
@@ -204,8 +213,10 @@ def ended(running: subprocess.Popen[bytes], how: int = signal.SIGINT) -> str:
     running.send_signal(how)
     printed, errors = running.communicate(timeout=launched.PATIENCE_S)
     if how == signal.SIGINT:
-        # On a busy machine a run lasts long enough for a checkpoint, and the next one says so.
-        unexpected = [line for line in errors.decode().splitlines() if " resumes from checkpoint " not in line]
+        # On a busy machine a run lasts long enough for a checkpoint, and the next one says so; or the next checkpoint
+        # is late, which is only a notice.
+        usual = re.compile(" resumes from checkpoint |checkpoint.*, and one is due every ")
+        unexpected = [line for line in errors.decode().splitlines() if not usual.search(line)]
         assert (running.returncode, unexpected) == (0, []), errors.decode()
     return printed.decode()
 
@@ -246,7 +257,7 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
     assert len(before) == 7
     add(range(33, 37))
     running = following(url, out, workers)
-    launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
+    wait_for_frames(running, out, 9, "the frames of what came meanwhile")
     printed = ended(running)
     assert f"7 frames are there, up to {day(31)}" in printed
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
@@ -269,7 +280,7 @@ def test_a_stream_that_a_server_keeps_is_followed_from_checkpoints(
     assert len(before) == 7
     add(range(33, 37))
     running = following(url, out, 2, "--checkpoint", saved)
-    launched.wait_until(lambda: frames_in(out) == 9 or running.poll() is not None, "the frames of what came meanwhile")
+    wait_for_frames(running, out, 9, "the frames of what came meanwhile")
     ended(running)
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
     same_as_a_batch(out, days=36, frames=9)
