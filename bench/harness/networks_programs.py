@@ -61,7 +61,9 @@ def grape_missing(folder: Path | None) -> str | None:
     cache = folder / "CMakeCache.txt"
     if cache.exists() and "CMAKE_BUILD_TYPE:STRING=Debug" in cache.read_text():
         # The default in a clone of its repository: no optimization, and counters of coverage.
-        return f"{folder} is a Debug build, whose times say nothing: run cmake -DCMAKE_BUILD_TYPE=Release and make again"
+        return (
+            f"{folder} is a Debug build, whose times say nothing: run cmake -DCMAKE_BUILD_TYPE=Release and make again"
+        )
     return None if shutil.which("mpirun.openmpi") else "mpirun.openmpi is missing: run bench/setup_peers.sh openmpi"
 
 

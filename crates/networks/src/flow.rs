@@ -4,8 +4,8 @@
 //!
 //! Source: B. Cherkassky and A. Goldberg, On implementing the push-relabel method for the maximum flow problem (1997),
 //! whose highest labels, gaps and global relabeling these are; pushing along the tree of the search is OR-Tools'. E.
-//! Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation (1970): a round fills at
-//! least one link exactly, even with floats, so there are at most as many rounds as nodes.
+//! Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation (1970): a round fills
+//! at least one link exactly, even with floats, so there are at most as many rounds as nodes.
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
@@ -43,8 +43,8 @@ struct FlowArcs {
     of_link: Vec<u32>,
 }
 
-/// The maximum flow from `source` to `sink`. Weights are capacities; without weights, each is 1. Exact if capacities are
-/// integers (or infinite) whose sum is at most 2^53.
+/// The maximum flow from `source` to `sink`. Weights are capacities; without weights, each is 1. Exact if capacities
+/// are integers (or infinite) whose sum is at most 2^53.
 ///
 /// # Errors
 /// `BadArgument` if the source or sink is not a node, if they are the same, or if a path of infinite capacity connects
@@ -289,7 +289,8 @@ impl<'a> PushRelabel<'a> {
 
     /// Moves all excess to `root` that can get there.
     fn drain(&mut self, root: usize) {
-        // Searching this often finds early what is cut off: on roads, that takes a third less time than four times the work.
+        // Searching this often finds early what is cut off: on roads that takes a third less time than with four times
+        // the work.
         let work_max = self.levels.len() + self.flow.arcs.len() / 4;
         while self.relabel_all(root) {
             let mut work = 0;
