@@ -233,7 +233,7 @@ def same_as_a_batch(out: Path, days: int, frames: int) -> None:
         assert (out / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-@pytest.mark.sampled(2, always=("kafka",))
+@pytest.mark.sampled(1, always=(signal.SIGKILL,))
 @pytest.mark.parametrize(
     ("server", "workers", "how"),
     [
@@ -265,7 +265,7 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
     same_as_a_batch(out, days=36, frames=9)
 
 
-@pytest.mark.sampled(1, always=("kafka",))
+@pytest.mark.sampled(1, always=(signal.SIGKILL,))
 @pytest.mark.parametrize(
     ("server", "how"), [("redis_server", signal.SIGINT), ("redis_server", signal.SIGKILL), ("kafka", signal.SIGKILL)]
 )
