@@ -1,7 +1,7 @@
 """Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
 
-Algorithms that run on several workers are in `_iterations.py`; those here gather a distributed network first. Each algorithm names its source, and gives the same
-results as networkx if that has the algorithm, too.
+Iterations on several workers are in `_iterations.py`. Of a distributed network, core numbers and triangles are computed on shares; other
+functions here gather it first. Each algorithm names its source, and gives the same results as networkx if that has the algorithm, too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from tidemill import _tidemill as native
 from tidemill.ml._threads import pool
-from tidemill.networks._distributed import AnyNetwork
+from tidemill.networks._distributed import AnyNetwork, DistributedNetwork
 from tidemill.networks._network import Network
-from tidemill.networks._results import Communities, Components, Cores, Flow, Forest, NodeValues, Scores
+from tidemill.networks._results import Account, Communities, Components, Cores, Flow, Forest, NodeValues, Scores
+from tidemill.networks._shares import core_numbers_of, triangles_of
 
 __all__ = [
     "Clustering",
@@ -106,10 +107,10 @@ def strong_components(network: AnyNetwork, *, n_threads: int | None = None) -> C
     return found
 
 
-def _undirected(network: Network, call: str) -> Network:
+def _undirected(network: AnyNetwork, call: str) -> None:
     if network.directed:
-        raise ValueError(f"{call} is for undirected networks: pass network.to_undirected()")
-    return network
+        remedy = "pass network.to_undirected()" if isinstance(network, Network) else "read it with directed=False"
+        raise ValueError(f"{call} is for undirected networks: {remedy}")
 
 
 @dataclass(repr=False)
@@ -135,6 +136,12 @@ def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValue
 
     Source: Latapy (2008), Main-memory triangle computations for very large (sparse (power-law)) graphs.
 
+    Parameters
+    ----------
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and counts are of each worker's own nodes. That needs memory for a share
+        only, but more time than the whole network does: pass ``network.gather()`` if it fits each worker.
+
     Returns
     -------
     NodeValues
@@ -145,8 +152,10 @@ def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValue
     ValueError
         If the network is directed.
     """
-    network = network.gather()
     _undirected(network, "triangles")
+    if isinstance(network, DistributedNetwork):
+        account = Account("global", 1)
+        return NodeValues(network, triangles_of(network, account), account=account)
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
@@ -165,8 +174,9 @@ def clustering(
 
     Parameters
     ----------
-    network : Network
-        Loops and parallel links do not count; of weights of parallel links, the least does.
+    network : Network or DistributedNetwork
+        Loops and parallel links do not count; of weights of parallel links, the least does. If it is distributed, the call is
+        collective, and results are of each worker's own nodes, unless it is gathered because it is directed or `weighted`.
     weighted : bool, default=False
         Let a triangle count by the geometric mean of its weights, in units of the largest weight of the network. The
         transitivity knows no weights.
@@ -186,9 +196,11 @@ def clustering(
     ValueError
         If `weighted` and a weight is negative or not finite, or all are 0; for weights with ``rule="links"``.
     """
-    network = network.gather()
     if rule not in ("triangles", "links"):
         raise ValueError(f"rule is 'triangles' or 'links', not {rule!r}")
+    if isinstance(network, DistributedNetwork) and not (network.directed or (weighted and network.weighted)):
+        return _shared_clustering(network)
+    network = network.gather()
     weighted = weighted and network.weights is not None and len(network.targets) > 0
     if weighted and rule == "links":
         raise ValueError("rule='links' counts links, which have no weights: pass weighted=False, or rule='triangles'")
@@ -215,6 +227,20 @@ def clustering(
     possible = float(pairs.sum())
     average = float(values.mean()) if network.n else 0.0
     return Clustering(network, values, average, float(counts.sum()) / possible if possible else 0.0)
+
+
+def _shared_clustering(network: DistributedNetwork) -> Clustering:
+    """Return the coefficients of own nodes, of an undirected network without weights. Collective."""
+    comm, account = network.comm, Account("global", 1)
+    counts = triangles_of(network, account).astype(np.float64)
+    degrees = np.diff(network.simple().rows.offsets)
+    pairs = degrees * (degrees - 1) / 2
+    values = np.divide(counts, pairs, out=np.zeros(network.own), where=pairs > 0)
+    mine = float(values.sum()), float(counts.sum()), float(pairs.sum())
+    every = [mine] if comm.size == 1 else comm.allgather(mine)
+    total, found, possible = (sum(column) for column in zip(*every, strict=True))
+    average = total / network.n if network.n else 0.0
+    return Clustering(network, values, average, found / possible if possible else 0.0, account=account)
 
 
 def _around(network: Network, rows: native.CompressedRows) -> native.CompressedRows:
@@ -336,12 +362,19 @@ def core_numbers(network: AnyNetwork) -> Cores:
     Links of both directions count; loops do not. Source: Batagelj and Zaveršnik (2003), An O(m) algorithm for cores
     decomposition of networks.
 
+    Parameters
+    ----------
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and core numbers are of each worker's own nodes.
+
     Returns
     -------
     Cores
         ``values`` is (n,) int64.
     """
-    network = network.gather()
+    if isinstance(network, DistributedNetwork):
+        account = Account("global", 1)
+        return Cores(network, core_numbers_of(network, account), account=account)
     return Cores(network, native.network_core_numbers(network.both()).astype(np.int64))
 
 

@@ -62,8 +62,9 @@ class DistributedNetwork:
     Nodes have numbers from 0 to ``n - 1``, in ascending order of their ids; each worker owns a run of them and has the links
     that leave these nodes. Arrays are of this worker's own nodes, and so are results, whose ``gather()`` collects them.
 
-    `pagerank`, `shortest_paths`, `bfs`, `connected_components` and `label_propagation` compute on it where it is. Other functions
-    gather it first, so that each worker needs memory for the whole network. All of them are collective.
+    `pagerank`, `shortest_paths`, `bfs`, `connected_components`, `label_propagation`, `core_numbers`, and for undirected networks
+    `triangles` and `clustering` without weights compute on it where it is. Other functions gather it first, so that each worker
+    needs memory for the whole network. All of them are collective.
 
     Attributes
     ----------
@@ -159,7 +160,7 @@ class DistributedNetwork:
     def targets(self) -> NDArray[np.uint32]:
         """The node that each own link leads to; computed on each call."""
         block = self._forms["outgoing"]
-        return self._numbers_of(block)[block.rows.targets]
+        return self.columns(block)[block.rows.targets]
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
@@ -175,8 +176,8 @@ class DistributedNetwork:
     def _own_sources(self) -> NDArray[np.uint32]:
         return np.repeat(np.arange(self.own, dtype=np.uint32), np.diff(self.offsets))
 
-    def _numbers_of(self, block: Block) -> NDArray[np.uint32]:
-        """Return the number of each column."""
+    def columns(self, block: Block) -> NDArray[np.uint32]:
+        """Return the number of the node of each column, (columns,)."""
         own = np.arange(self.first, self.first + self.own, dtype=np.uint32)
         return np.concatenate([own, block.ghosts])
 
@@ -294,21 +295,21 @@ class DistributedNetwork:
         if not self.directed and not self._loops:
             return self.outgoing(False)
 
-        def plain(piece: Piece) -> Piece:
-            apart = piece[0] != piece[1]
-            return piece[0][apart], piece[1][apart], None
+        return self._form("both", lambda: self._dealt(_without_loops, self.directed))
 
-        return self._form("both", lambda: self._dealt(plain, self.directed))
+    def simple(self) -> Block:
+        """Return links without weights, loops and parallels. Collective."""
+        return self._form("simple", lambda: self._dealt(_without_loops, False, "first"))
 
     def _form(self, name: str, make: Callable[[], Block]) -> Block:
         if name not in self._forms:
             self._forms[name] = make()
         return self._forms[name]
 
-    def _dealt(self, change: Callable[[Piece], Piece], symmetric: bool) -> Block:
+    def _dealt(self, change: Callable[[Piece], Piece], symmetric: bool, duplicates: Duplicates = "keep") -> Block:
         """Deal own links anew, changed."""
         block = self._forms["outgoing"]
-        rows, numbers, ends = block.rows, self._numbers_of(block), block.ends()
+        rows, numbers, ends = block.rows, self.columns(block), block.ends()
 
         def piece(at: int) -> Piece:
             begin, end = ends[at : at + 2]
@@ -317,7 +318,7 @@ class DistributedNetwork:
             weights = None if rows.weights is None else rows.weights[links]
             return change((sources, numbers[rows.targets[links]], weights))
 
-        return _dealt(self._comm, self._firsts, len(ends) - 1, piece, symmetric, "keep")
+        return _dealt(self._comm, self._firsts, len(ends) - 1, piece, symmetric, duplicates)
 
     def part(self, block: Block, account: Account) -> Part:
         """Return this worker's part, for `_iterations`. Collective."""
@@ -368,6 +369,12 @@ class DistributedNetwork:
 
 #: What algorithms take.
 AnyNetwork = Network | DistributedNetwork
+
+
+def _without_loops(piece: Piece) -> Piece:
+    """Return links without loops, and without weights."""
+    apart = piece[0] != piece[1]
+    return piece[0][apart], piece[1][apart], None
 
 
 def _owner(firsts: NDArray[np.int64], numbers: NDArray[Any]) -> NDArray[np.int64]:

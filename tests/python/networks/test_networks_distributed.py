@@ -42,6 +42,18 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
         "component sizes": tm.networks.connected_components(net).gather().sizes.tolist(),
         "distances": tm.networks.shortest_paths(net, [source]).gather().values.tolist(),
         "levels": tm.networks.bfs(net, source).gather().values.tolist(),
+        "cores": tm.networks.core_numbers(net).gather().values.tolist(),
+        **({} if net.directed else triangle_results(net)),
+    }
+
+
+def triangle_results(net: Any) -> dict[str, Any]:
+    clustering = tm.networks.clustering(net)
+    return {
+        "triangles": tm.networks.triangles(net).gather().values.tolist(),
+        "clustering": clustering.gather().values.tolist(),
+        "average": pytest.approx(clustering.average, abs=1e-14),
+        "transitivity": pytest.approx(clustering.transitivity, abs=1e-14),
     }
 
 
@@ -331,7 +343,10 @@ def small(n: int) -> list[Any]:
     rank = tm.init().rank
     ends = ([0], [n - 1]) if n > 1 and rank == 1 else ([], [])
     net = tm.networks.read(ends, nodes=n, together=True)
-    assert tm.networks.core_numbers(net).values.shape == (n,)
+    assert tm.networks.core_numbers(net).values.shape == (net.own,)
+    undirected = tm.networks.read(ends, nodes=n, directed=False, together=True)
+    assert tm.networks.clustering(undirected).values.tolist() == [0.0] * undirected.own
+    assert tm.networks.strong_components(net).values.shape == (n,)
     return [
         tm.networks.pagerank(net).gather().values.tolist(),
         tm.networks.connected_components(net).count,
@@ -354,8 +369,8 @@ def used(path: str) -> Any:
     own = net.ids.tolist()
     assert list(components.to_dict()) == own
     assert all(components[node] == value for node, value in components.items())
-    triangles = tm.networks.triangles(net)
-    assert triangles.network is net.gather() and len(triangles) == net.n
+    strong = tm.networks.strong_components(net)
+    assert strong.network is net.gather() and len(strong) == net.n
     return components.count, sorted(row["nodes"] for row in table.collect().to_pylist()), int(components.sizes.sum())
 
 
