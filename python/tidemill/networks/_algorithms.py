@@ -1,6 +1,6 @@
 """Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
 
-Iterations on several workers are in `_iterations.py`. Of a distributed network, core numbers and triangles are computed on shares; other
+Iterations on several workers are in `_iterations.py`. Of a distributed network, cores, triangles and forests are computed on shares; other
 functions here gather it first. Each algorithm names its source, and gives the same results as networkx if that has the algorithm, too.
 """
 
@@ -19,7 +19,7 @@ from tidemill.ml._threads import pool
 from tidemill.networks._distributed import AnyNetwork, DistributedNetwork
 from tidemill.networks._network import Network
 from tidemill.networks._results import Account, Communities, Components, Cores, Flow, Forest, NodeValues, Scores
-from tidemill.networks._shares import core_numbers_of, triangles_of
+from tidemill.networks._shares import core_numbers_of, forest_of, triangles_of
 
 __all__ = [
     "Clustering",
@@ -464,8 +464,9 @@ def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_thr
 
     Parameters
     ----------
-    network : Network
-        Undirected. Loops do not count.
+    network : Network or DistributedNetwork
+        Undirected. Loops do not count. If it is distributed, the call is collective, and links are those from each worker's own
+        nodes to larger ones.
     maximum : bool, default=False
         Find the largest sum instead.
 
@@ -479,8 +480,12 @@ def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_thr
     ValueError
         If the network is directed.
     """
-    network = network.gather()
     _undirected(network, "minimum_spanning_forest")
+    if isinstance(network, DistributedNetwork):
+        comm, account = network.comm, Account("global", 1)
+        links = forest_of(network, maximum, account)
+        mine = float(links[2].sum())
+        return Forest(network, *links, mine if comm.size == 1 else sum(comm.allgather(mine)), account=account)
     rows = network.outgoing()
     sources, places = native.network_spanning_forest(pool(n_threads), rows, maximum)
     weights = np.ones(len(places)) if rows.weights is None else rows.weights[places]

@@ -63,8 +63,8 @@ class DistributedNetwork:
     that leave these nodes. Arrays are of this worker's own nodes, and so are results, whose ``gather()`` collects them.
 
     `pagerank`, `shortest_paths`, `bfs`, `connected_components`, `label_propagation`, `core_numbers`, and for undirected networks
-    `triangles` and `clustering` without weights compute on it where it is. Other functions gather it first, so that each worker
-    needs memory for the whole network. All of them are collective.
+    `minimum_spanning_forest`, `triangles` and `clustering` without weights compute on it where it is. Other functions gather it
+    first, so that each worker needs memory for the whole network. All of them are collective.
 
     Attributes
     ----------
@@ -190,6 +190,12 @@ class DistributedNetwork:
     def owner(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
         """Return the worker of each node, by number."""
         return _owner(self._firsts, numbers)
+
+    def ids_of(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return the id of each node, by number. Collective."""
+        return asked(
+            self._comm, self.owner(numbers), numbers, lambda came: self.ids[came.astype(np.int64) - self.first]
+        )
 
     def number(self, node: Any) -> int:
         """Return the number of an own node.

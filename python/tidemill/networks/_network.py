@@ -171,6 +171,11 @@ class Network:
 
         return int(self.form("fingerprint", checksum))
 
+    def ids_of(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return the id of each node, by number."""
+        found: NDArray[Any] = self.ids[numbers]
+        return found
+
     def number(self, node: Any) -> int:
         """Return the number of a node.
 

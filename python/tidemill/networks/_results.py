@@ -301,36 +301,40 @@ class Cores(NodeValues):
 
 @dataclass
 class Forest:
-    """The links of a spanning forest.
+    """The links of a spanning forest; for a `DistributedNetwork`, those from this worker's own nodes to larger ones.
 
     Attributes
     ----------
+    network : Network or DistributedNetwork
     sources, targets : ndarray of uint32, shape (k,)
         The ends of the links, by number of the node.
     weights : ndarray of float64, shape (k,)
         Ones if the network has none.
     total : float
-        Their sum.
+        The sum of all weights.
+    account : Account or None
+        For a computation on several workers.
     """
 
-    network: Network = field(repr=False)
+    network: AnyNetwork = field(repr=False)
     sources: NDArray[np.uint32]
     targets: NDArray[np.uint32]
     weights: NDArray[np.float64]
     total: float
+    account: Account | None = field(default=None, kw_only=True, repr=False)
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def links(self) -> list[tuple[Any, Any, float]]:
-        """Return the links by id, with their weights."""
-        ids = self.network.ids
-        return list(zip(ids[self.sources].tolist(), ids[self.targets].tolist(), self.weights.tolist(), strict=True))
+        """Return the links by id, with their weights. Collective if the network is distributed."""
+        ends = (self.network.ids_of(side).tolist() for side in (self.sources, self.targets))
+        return list(zip(*ends, self.weights.tolist(), strict=True))
 
     def to_table(self) -> Table:
-        """Return a table with the columns ``source``, ``target`` and ``weight``."""
-        ids = _plain(self.network.ids)
-        return Table.from_numpy({"source": ids[self.sources], "target": ids[self.targets], "weight": self.weights})
+        """Return a table with the columns ``source``, ``target`` and ``weight``. Collective if the network is distributed."""
+        sources, targets = (_plain(self.network.ids_of(side)) for side in (self.sources, self.targets))
+        return Table.from_numpy({"source": sources, "target": targets, "weight": self.weights})
 
 
 @dataclass(repr=False)

@@ -1,17 +1,18 @@
-"""Core numbers and triangles of a network that workers share: each computes with its own links, and memory stays that of a share."""
+"""Cores, triangles and forests of a network that workers share: each computes with its own links, and memory stays that of a share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.networks._distributed import PIECE_LINKS, DistributedNetwork
-from tidemill.networks._exchange import asked
+from tidemill.networks._exchange import asked, to_owners
 from tidemill.networks._results import Account
 
-__all__ = ["core_numbers_of", "triangles_of"]
+__all__ = ["core_numbers_of", "forest_of", "triangles_of"]
 
 
 def _pieces(sizes: NDArray[np.int64]) -> Iterator[slice]:
@@ -156,3 +157,70 @@ def _ranges(values: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArr
     """Return where each wanted value begins among ascending ones, and how often it is there."""
     begins = np.searchsorted(values, wanted)
     return begins, np.searchsorted(values, wanted, side="right") - begins
+
+
+def forest_of(
+    network: DistributedNetwork, maximum: bool, account: Account
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.float64]]:
+    """Return the links of a spanning forest from own nodes to larger ones: sources and targets by number, and weights. Collective.
+
+    Borůvka's rounds: each tree takes its best link to another one, which the owner of its root finds, and roots follow links
+    to the root of all. Links of equal weight are ordered by their ends, so the forest is that of one worker.
+    """
+    comm, own, first = network.comm, network.own, network.first
+    block = network.outgoing()
+    boundary = network.part(block, account).boundary
+    offsets, targets, weights = block.rows.offsets, block.rows.targets, block.rows.weights
+    numbers = network.columns(block).astype(np.int64)
+    nodes = np.repeat(np.arange(own), np.diff(offsets))
+    left = np.flatnonzero(numbers[targets] > nodes + first)
+    begins, ends = nodes[left], targets[left].astype(np.int64)
+    weight = np.ones(len(left)) if weights is None else weights[left]
+    #: The root of each column's tree; of own nodes, the node that each follows.
+    trees, parents = numbers.copy(), numbers[:own].copy()
+    chosen: list[list[NDArray[Any]]] = []
+    while True:
+        boundary.pull(trees)
+        apart = trees[begins] != trees[ends]
+        begins, ends, weight = begins[apart], ends[apart], weight[apart]
+        if not _any(comm, len(begins) > 0):
+            break
+        sides = trees[begins], trees[ends]
+        link = weight, numbers[begins], numbers[ends]
+        offered = [np.concatenate(sides), np.concatenate(sides[::-1]), *(np.concatenate([one, one]) for one in link)]
+        offered = _best(offered, maximum)
+        came, _ = to_owners(comm, network.owner(offered[0]), *offered)
+        roots, others, *link_of_root = _best(came, maximum)
+        parents[roots - first] = others
+        # Two trees that take the same link follow each other: the smaller root stays.
+        followed = asked(comm, network.owner(others), others, lambda came: parents[came - first])
+        stays = (followed == roots) & (roots < others)
+        parents[roots[stays] - first] = roots[stays]
+        chosen.append([column[~stays] for column in link_of_root])
+        while True:
+            now = parents[roots - first]
+            then = asked(comm, network.owner(now), now, lambda came: parents[came - first])
+            parents[roots - first] = then
+            if not _any(comm, bool((then != now).any())):
+                break
+        known, places = np.unique(trees[:own], return_inverse=True)
+        trees[:own] = asked(comm, network.owner(known), known, lambda came: parents[came - first])[places]
+    empty = [np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)]
+    columns = [np.concatenate(parts) for parts in zip(empty, *chosen, strict=True)]
+    (found, sources, reached), _ = to_owners(comm, network.owner(columns[1]), *columns)
+    order = np.lexsort((reached, sources))
+    return sources[order].astype(np.uint32), reached[order].astype(np.uint32), found[order]
+
+
+def _best(links: list[NDArray[Any]], maximum: bool) -> list[NDArray[Any]]:
+    """Return the best link of each tree, ascending; columns are the tree, the other tree, the weight and the ends."""
+    tree, _, weight, source, target = links
+    # 0 and -0 are the same weight.
+    order = np.lexsort((target, source, (-weight if maximum else weight) + 0.0, tree))
+    ordered = tree[order]
+    kept = order[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)]]
+    return [column[kept] for column in links]
+
+
+def _any(comm: Any, is_so: bool) -> bool:
+    return is_so if comm.size == 1 else any(comm.allgather(is_so))

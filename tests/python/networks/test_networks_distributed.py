@@ -43,17 +43,25 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
         "distances": tm.networks.shortest_paths(net, [source]).gather().values.tolist(),
         "levels": tm.networks.bfs(net, source).gather().values.tolist(),
         "cores": tm.networks.core_numbers(net).gather().values.tolist(),
-        **({} if net.directed else triangle_results(net)),
+        **({} if net.directed else undirected_results(net)),
     }
 
 
-def triangle_results(net: Any) -> dict[str, Any]:
+def gathered_links(net: Any, links: list[Any]) -> list[Any]:
+    every = net.comm.allgather(links) if hasattr(net, "comm") else [links]
+    return [link for some in every for link in some]
+
+
+def undirected_results(net: Any) -> dict[str, Any]:
+    forests = [tm.networks.minimum_spanning_forest(net, maximum=maximum) for maximum in (False, True)]
     clustering = tm.networks.clustering(net)
     return {
         "triangles": tm.networks.triangles(net).gather().values.tolist(),
         "clustering": clustering.gather().values.tolist(),
         "average": pytest.approx(clustering.average, abs=1e-14),
         "transitivity": pytest.approx(clustering.transitivity, abs=1e-14),
+        "forests": [gathered_links(net, forest.links()) for forest in forests],
+        "weights of forests": [forest.total for forest in forests],
     }
 
 
