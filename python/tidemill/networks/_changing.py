@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from tidemill._tidemill import CompressedRows, network_components, network_push
 from tidemill.ml._threads import pool
+from tidemill.networks._spans import spans
 
 __all__ = ["NEVER", "Arrived", "Changes", "Rules", "Share", "split"]
 
@@ -243,7 +244,7 @@ class Links:
         removed = np.zeros(len(concerned), np.int64)
         np.add.at(removed, np.searchsorted(concerned, keys), np.maximum(-changes, 0))
         firsts, lasts = np.searchsorted(self.keys, concerned), np.searchsorted(self.keys, concerned, "right")
-        places = _spans(firsts, lasts)
+        places = spans(firsts, lasts)
         found = Links(
             np.concatenate([self.keys[places], keys[added]]),
             np.concatenate([self.ends[places], ends[added]]),
@@ -266,15 +267,7 @@ class Links:
 
 def _ranges(keys: Numbers, slots: Numbers) -> Numbers:
     """Return the places in `keys` of the links of nodes."""
-    return _spans(np.searchsorted(keys, slots << _NUMBER_BITS), np.searchsorted(keys, (slots + 1) << _NUMBER_BITS))
-
-
-def _spans(begins: Numbers, ends: Numbers) -> Numbers:
-    """Return all numbers from each begin to before its end."""
-    sizes = ends - begins
-    ends = np.cumsum(sizes)
-    places: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - ends + sizes, sizes)
-    return places
+    return spans(np.searchsorted(keys, slots << _NUMBER_BITS), np.searchsorted(keys, (slots + 1) << _NUMBER_BITS))
 
 
 def _looked_up(keys: Numbers, values: NDArray[Any], wanted: Numbers, otherwise: Any) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidemill.networks._distributed import PIECE_LINKS, DistributedNetwork
 from tidemill.networks._exchange import asked, to_owners
 from tidemill.networks._results import Account
+from tidemill.networks._spans import spans
 
 __all__ = ["core_numbers_of", "forest_of", "triangles_of"]
 
@@ -24,12 +25,6 @@ def _pieces(sizes: NDArray[np.int64]) -> Iterator[slice]:
         end = max(begin + 1, int(np.searchsorted(ends, before + PIECE_LINKS, side="right")))
         yield slice(begin, end)
         begin = end
-
-
-def _spread(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``start, start + 1, ...``, as many as `counts` says, for each start."""
-    firsts = np.cumsum(counts) - counts
-    return np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()))
 
 
 def core_numbers_of(network: DistributedNetwork, account: Account) -> NDArray[np.int64]:
@@ -66,7 +61,8 @@ def core_numbers_of(network: DistributedNetwork, account: Account) -> NDArray[np
                 sizes = offsets[falls + 1] - offsets[falls]
                 reached = []
                 for piece in _pieces(sizes):
-                    ends = targets[_spread(offsets[falls[piece]], sizes[piece])].astype(np.int64)
+                    nodes = falls[piece]
+                    ends = targets[spans(offsets[nodes], offsets[nodes + 1])].astype(np.int64)
                     away.append(ends[ends >= own] - own)
                     here, counts = np.unique(ends[ends < own], return_counts=True)
                     left[here] -= counts
@@ -105,7 +101,7 @@ def triangles_of(network: DistributedNetwork, account: Account) -> NDArray[np.in
     keys = sources * n + numbers[ends]
     order = np.argsort(keys)
     keys, sources, ends = keys[order], sources[order], ends[order]
-    # Of each column how many links lead up, and where they are at its owner.
+    # For each column, the number of links that lead up, and the place of the first one in its owner's arrays.
     counts, starts = np.zeros(columns, np.int64), np.zeros(columns, np.int64)
     counts[:own] = np.bincount(sources, minlength=own)
     starts[:own] = np.cumsum(counts[:own]) - counts[:own]
@@ -120,12 +116,13 @@ def triangles_of(network: DistributedNetwork, account: Account) -> NDArray[np.in
     def count(middles: NDArray[np.int64], listed: NDArray[np.uint32], firsts: NDArray[np.int64]) -> None:
         """Count triangles of links to `middles`, ascending columns, whose own targets are `listed` from `firsts` on."""
         # By source: searches in the same part of the keys come one after the other.
-        links = np.sort(order[_spread(*_ranges(by_target, middles))])
+        runs = (np.searchsorted(by_target, middles, side) for side in ("left", "right"))
+        links = np.sort(order[spans(*runs)])
         which = np.searchsorted(middles, ends[links])
         sizes = counts[ends[links]]
         for piece in _pieces(sizes):
-            some, size = links[piece], sizes[piece]
-            wanted = np.repeat(sources[some] * n, size) + listed[_spread(firsts[which[piece]], size)]
+            some, size, begins = links[piece], sizes[piece], firsts[which[piece]]
+            wanted = np.repeat(sources[some] * n, size) + listed[spans(begins, begins + size)]
             places = np.searchsorted(keys, wanted)
             places[places == len(keys)] = 0
             hits = np.flatnonzero(keys[places] == wanted)
@@ -144,7 +141,7 @@ def triangles_of(network: DistributedNetwork, account: Account) -> NDArray[np.in
         some = ghosts[pieces[at]] if at < len(pieces) else ghosts[:0]
         size = counts[some]
         owner = np.repeat(owners[some - own], size)
-        listed = asked(comm, owner, _spread(starts[some], size), lambda places: upper[places])
+        listed = asked(comm, owner, spans(starts[some], starts[some] + size), lambda places: upper[places])
         count(some, listed, np.cumsum(size) - size)
     lost = np.flatnonzero(found[own:])
     came = boundary.push(lost, found[own:][lost], np.zeros(len(lost), np.int64), False)
@@ -152,12 +149,6 @@ def triangles_of(network: DistributedNetwork, account: Account) -> NDArray[np.in
         np.add.at(found, came[0], came[1])
     own_found: NDArray[np.int64] = found[:own].copy()
     return own_found
-
-
-def _ranges(values: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each wanted value begins among ascending ones, and how often it is there."""
-    begins = np.searchsorted(values, wanted)
-    return begins, np.searchsorted(values, wanted, side="right") - begins
 
 
 def forest_of(
@@ -177,7 +168,7 @@ def forest_of(
     left = np.flatnonzero(numbers[targets] > nodes + first)
     begins, ends = nodes[left], targets[left].astype(np.int64)
     weight = np.ones(len(left)) if weights is None else weights[left]
-    #: The root of each column's tree; of own nodes, the node that each follows.
+    #: The root of each column's tree, and for each own node that is a root, the root that its tree has joined.
     trees, parents = numbers.copy(), numbers[:own].copy()
     chosen: list[list[NDArray[Any]]] = []
     while True:
