@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tidemill as tm
 from standing import run
+from tidemill.networks import _shares
 
 
 def links(seed: int, n: int) -> tuple[Any, Any, Any]:
@@ -73,7 +74,12 @@ def shared(ends: tuple[Any, ...], source: Any, options: dict[str, Any]) -> dict[
     net = tm.networks.read(tuple(side[share] for side in ends), together=True, **options)
     assert len(net.ids) == net.own == len(net.offsets) - 1
     assert len(net.sources) == len(net.targets) == net.offsets[-1]
-    return whole_results(net, source, None)
+    # So that there are several pieces, and not as many on each worker.
+    usual, _shares.PIECE_LINKS = _shares.PIECE_LINKS, 16
+    try:
+        return whole_results(net, source, None)
+    finally:
+        _shares.PIECE_LINKS = usual
 
 
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
