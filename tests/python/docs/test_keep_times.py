@@ -57,7 +57,7 @@ def test_only_a_changed_source_becomes_new(clone: Clone) -> None:
     second = clone.begin()
     assert second[0] == first[0]
     assert second[1] > first[1]
-    # What it was before is not what was built last.
+    # Going back to the first content is a change, too: the last build was of the second.
     clone.build()
     clone.sources[1].write_text(clone.sources[1].name)
     assert clone.begin()[1] > second[1]

@@ -265,7 +265,6 @@ def test_the_command_follows_a_stream_that_a_server_keeps(
     same_as_a_batch(out, days=36, frames=9)
 
 
-@pytest.mark.sampled(1, always=(signal.SIGKILL,))
 @pytest.mark.parametrize(
     ("server", "how"), [("redis_server", signal.SIGINT), ("redis_server", signal.SIGKILL), ("kafka", signal.SIGKILL)]
 )
