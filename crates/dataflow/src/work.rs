@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tidemill_machine::ThreadClock;
 
 use crate::observation::OutsideWork;
 
@@ -103,27 +104,64 @@ pub struct WorkReport {
     pub copies: u64,
 }
 
-/// The steps of a run on this worker, by name.
+/// A thread that runs functions of the program for a copy, and nothing else.
+#[derive(Debug)]
+pub(crate) struct ProgramThread {
+    task: String,
+    /// Until it ends.
+    clock: Mutex<Option<ThreadClock>>,
+    ended_ns: AtomicU64,
+}
+
+impl ProgramThread {
+    /// The calling thread ends its work.
+    pub(crate) fn end(&self) {
+        if let Some(clock) = self.clock.lock().take() {
+            self.ended_ns.store(clock.cpu_ns(), Ordering::Relaxed);
+        }
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        // While locked, the thread has not ended.
+        self.clock.lock().map_or_else(|| self.ended_ns.load(Ordering::Relaxed), ThreadClock::cpu_ns)
+    }
+}
+
+/// The steps of a run on this worker.
 #[derive(Debug, Default)]
-pub(crate) struct StepWorks(Mutex<BTreeMap<String, Arc<StepWork>>>);
+pub(crate) struct StepWorks {
+    by_name: Mutex<BTreeMap<String, Arc<StepWork>>>,
+    threads: Mutex<Vec<Arc<ProgramThread>>>,
+}
 
 impl StepWorks {
     /// The counter of a step, for one more copy.
     pub(crate) fn of(&self, step: &str) -> Arc<StepWork> {
-        let mut works = self.0.lock();
+        let mut works = self.by_name.lock();
         let work = works.entry(step.to_owned()).or_default();
         work.copies.fetch_add(1, Ordering::Relaxed);
         Arc::clone(work)
     }
 
-    /// How long functions of the program have worked within a task.
+    /// The calling thread, a new one, runs functions of the program for a copy of a task until [`ProgramThread::end`].
+    pub(crate) fn thread(&self, task: &str) -> Arc<ProgramThread> {
+        let clock = Mutex::new(ThreadClock::current());
+        let thread = Arc::new(ProgramThread { task: task.to_owned(), clock, ended_ns: AtomicU64::new(0) });
+        self.threads.lock().push(Arc::clone(&thread));
+        thread
+    }
+
+    /// How long functions of the program have worked within a task. On threads of their own they may wait for anything,
+    /// so only CPU time counts there.
     pub(crate) fn program_ns(&self, task: &str) -> u64 {
         let of_task = |(step, work): &(&String, &Arc<StepWork>)| match step.strip_suffix(task) {
             Some("") => work.is_program.load(Ordering::Relaxed),
             Some(function) => function.ends_with(" in "),
             None => false,
         };
-        self.0.lock().iter().filter(of_task).map(|(_, work)| work.busy_ns()).sum()
+        let called: u64 = self.by_name.lock().iter().filter(of_task).map(|(_, work)| work.busy_ns()).sum();
+        let threads = self.threads.lock();
+        called + threads.iter().filter(|thread| thread.task == task).map(|thread| thread.cpu_ns()).sum::<u64>()
     }
 
     pub(crate) fn reports(&self) -> Vec<WorkReport> {
@@ -133,7 +171,7 @@ impl StepWorks {
             rows: work.rows.load(Ordering::Relaxed),
             copies: work.copies.load(Ordering::Relaxed),
         };
-        self.0.lock().iter().map(report).collect()
+        self.by_name.lock().iter().map(report).collect()
     }
 }
 

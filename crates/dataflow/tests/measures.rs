@@ -169,3 +169,45 @@ fn waits_are_visible_while_they_last() {
         blocked.min(waits) > Duration::from_millis(300)
     });
 }
+
+/// A function that keeps its interpreter from others was invisible where it had a thread of its own.
+#[test]
+fn threads_of_copies_are_busy_unless_they_wait() {
+    let done: Arc<AtomicBool> = Arc::default();
+    let build = |graph: &mut Graph| {
+        let done = Arc::clone(&done);
+        let body = move |_, outputs: tidemill_dataflow::Outputs, context: TaskContext| {
+            let done = Arc::clone(&done);
+            async move {
+                let _outputs = outputs;
+                let work = move || {
+                    context.enter_thread();
+                    if context.copy() == 0 {
+                        while !done.load(Ordering::SeqCst) {}
+                    } else {
+                        TaskContext::pause(|| {
+                            while !done.load(Ordering::SeqCst) {
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                        });
+                    }
+                    TaskContext::leave_thread();
+                };
+                tokio::task::spawn_blocking(move || std::thread::spawn(work).join())
+                    .await?
+                    .map_err(|_| "it panicked")?;
+                Ok::<(), TaskError>(())
+            }
+        };
+        let functions = graph.add(TaskSpec::new("functions", body).output("out", numbers()).copies(2));
+        let sink = graph.add(sink(&Arc::new(AtomicBool::new(true)), 2));
+        graph.connect(functions, sink, Partition::round_robin());
+    };
+    run(2, &RunnerSettings::default(), &done, build, |progress| {
+        let samples = progress.samples();
+        let of = |worker| samples.iter().find(|sample| sample.worker == worker).and_then(|sample| sample.tasks.first());
+        let (Some(works), Some(waits)) = (of(0), of(1)) else { return false };
+        let is_seen = works.interpreter_ns > 50_000_000 && works.busy_ns >= works.interpreter_ns;
+        is_seen && waits.idle_ns > 50_000_000 && waits.idle_ns > waits.busy_ns && waits.interpreter_ns < 50_000_000
+    });
+}

@@ -12,7 +12,7 @@
 //! | module     | contents                                                                  |
 //! |------------|---------------------------------------------------------------------------|
 //! | `cpus`     | Sets of CPUs, and the affinity mask of a thread                           |
-//! | `process`  | CPU time of this process, and how long it has waited for CPUs             |
+//! | `process`  | CPU time of this process and its threads, and how long they waited for it |
 //! | `quota`    | How much CPU time the cgroups of this process allow                       |
 //! | `topology` | The CPUs that this process may use, and where they are                    |
 //! | `share`    | Divides the CPUs of a host among workers, and a worker's among its threads |
@@ -26,5 +26,5 @@ mod tests;
 mod topology;
 
 pub use cpus::CpuSet;
-pub use process::ProcessTimes;
+pub use process::{ProcessTimes, ThreadClock};
 pub use topology::{Cpu, Machine};

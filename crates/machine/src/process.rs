@@ -1,4 +1,4 @@
-//! The CPU time of this process, and how long its threads were runnable without a CPU.
+//! The CPU time of this process and of its threads, and how long they were runnable without a CPU.
 
 use std::collections::HashMap;
 use std::fs;
@@ -58,12 +58,44 @@ impl ProcessTimes {
     }
 }
 
+/// The CPU time of one thread of this process, as any thread can read it. Only meaningful while the thread lives:
+/// another thread may reuse its number.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadClock(imp::Clock);
+
+impl ThreadClock {
+    /// The clock of the calling thread; `None` if the system has none.
+    #[must_use]
+    pub fn current() -> Option<ThreadClock> {
+        imp::current().map(ThreadClock)
+    }
+
+    /// CPU time used by the thread, in nanoseconds; 0 if it has ended.
+    #[must_use]
+    pub fn cpu_ns(self) -> u64 {
+        imp::read(self.0)
+    }
+}
+
 #[cfg(target_os = "linux")]
 mod imp {
+    pub(super) type Clock = libc::clockid_t;
+
     pub(super) fn cpu_ns() -> u64 {
+        read(libc::CLOCK_PROCESS_CPUTIME_ID)
+    }
+
+    pub(super) fn current() -> Option<Clock> {
+        let mut clock = 0;
+        // SAFETY: the calling thread lives; the call only writes to `clock`.
+        let code = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+        (code == 0).then_some(clock)
+    }
+
+    pub(super) fn read(clock: Clock) -> u64 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: it only writes to `time`, which outlives the call.
-        match unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } {
+        match unsafe { libc::clock_gettime(clock, &raw mut time) } {
             0 => time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64,
             _ => 0,
         }
@@ -72,7 +104,17 @@ mod imp {
 
 #[cfg(not(target_os = "linux"))]
 mod imp {
+    pub(super) type Clock = std::convert::Infallible;
+
     pub(super) fn cpu_ns() -> u64 {
         0
+    }
+
+    pub(super) fn current() -> Option<Clock> {
+        None
+    }
+
+    pub(super) fn read(clock: Clock) -> u64 {
+        match clock {}
     }
 }

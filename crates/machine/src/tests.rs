@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 
-use crate::{CpuSet, Machine, ProcessTimes};
+use crate::{CpuSet, Machine, ProcessTimes, ThreadClock};
 
 /// A folder with the `/proc` and `/sys` of a machine; removed on drop.
 struct Tree(PathBuf);
@@ -295,4 +295,18 @@ fn a_process_takes_time() {
     while cfg!(target_os = "linux") && ProcessTimes::cpu_ns() <= before {
         sum = std::hint::black_box(sum.wrapping_add(1));
     }
+}
+
+#[test]
+fn a_thread_has_its_own_time() {
+    let Some(own) = ThreadClock::current() else { return };
+    let (mut sum, before) = (0u64, own.cpu_ns());
+    while own.cpu_ns() <= before + 1_000_000 {
+        sum = std::hint::black_box(sum.wrapping_add(1));
+    }
+    let (of_other, own_ns) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| ThreadClock::current().map(ThreadClock::cpu_ns));
+        (other.join().unwrap().expect("this thread has one"), own.cpu_ns())
+    });
+    assert!(of_other < own_ns, "{of_other} ns in a thread that does nothing, {own_ns} ns here");
 }

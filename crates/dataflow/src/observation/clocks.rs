@@ -134,8 +134,8 @@ impl LinkClock {
     }
 }
 
-/// Where a copy's time goes: it works while it is polled, unless it blocks its thread there; otherwise it waits, for
-/// others to receive its output or for input. Costs two time readings per poll.
+/// Where a copy's time goes: it works while it is polled, or a thread of its own runs, unless that thread waits there;
+/// otherwise the copy waits, for others to receive its output or for input. Costs two time readings per poll.
 #[derive(Debug, Default)]
 pub(crate) struct CopyClock(Mutex<CopyState>);
 
@@ -144,7 +144,8 @@ struct CopyState {
     seen: LastSeen,
     /// Whether it has begun and not ended.
     lives: bool,
-    polled: bool,
+    /// How many threads work: one that polls it, and one of its own.
+    working: u32,
     /// How many sends wait.
     blocked: u32,
     /// How much outside work, such as of a server, it waits for.
@@ -166,17 +167,17 @@ impl CopyState {
         if !self.lives {
             return;
         }
-        *match (self.polled, self.blocked, self.outside) {
-            (true, ..) => &mut self.times.busy_ns,
-            (false, 1.., _) => &mut self.times.blocked_ns,
-            (false, 0, 1..) => &mut self.times.busy_ns,
-            (false, 0, 0) => &mut self.times.idle_ns,
+        *match (self.working, self.blocked, self.outside) {
+            (1.., ..) => &mut self.times.busy_ns,
+            (0, 1.., _) => &mut self.times.blocked_ns,
+            (0, 0, 1..) => &mut self.times.busy_ns,
+            (0, 0, 0) => &mut self.times.idle_ns,
         } += passed;
     }
 }
 
 thread_local! {
-    /// The clock of the copy that is being polled on this thread.
+    /// The clock of the copy that is being polled on this thread, or that it works for.
     static CURRENT: RefCell<Option<Arc<CopyClock>>> = const { RefCell::new(None) };
 }
 
@@ -187,8 +188,12 @@ impl CopyClock {
         change(&mut state);
     }
 
-    fn set_polled(&self, polled: bool, now: Instant) {
-        self.at(now, |state| state.polled = polled);
+    fn begin_work(&self, now: Instant) {
+        self.at(now, |state| state.working += 1);
+    }
+
+    fn end_work(&self, now: Instant) {
+        self.at(now, |state| state.working -= 1);
     }
 
     /// A send starts to wait.
@@ -218,10 +223,21 @@ impl CopyClock {
         .await
     }
 
-    /// Marks that the copy being polled on this thread blocks it, until the returned value is dropped.
+    /// The calling thread works for the copy from now on, until [`CopyClock::leave`].
+    pub(crate) fn enter(self: &Arc<Self>) {
+        self.begin_work(Instant::now());
+        CURRENT.set(Some(Arc::clone(self)));
+    }
+
+    /// The calling thread no longer works for a copy.
+    pub(crate) fn leave() {
+        CURRENT.take().iter().for_each(|clock| clock.end_work(Instant::now()));
+    }
+
+    /// Marks that the copy for which this thread works blocks it, until the returned value is dropped.
     pub(crate) fn pause() -> Option<CopyPause> {
         let clock = CURRENT.with_borrow(Clone::clone)?;
-        clock.set_polled(false, Instant::now());
+        clock.end_work(Instant::now());
         Some(CopyPause(clock))
     }
 }
@@ -250,7 +266,7 @@ struct CopyPoll<'a> {
 
 impl<'a> CopyPoll<'a> {
     fn begin(clock: &'a Arc<CopyClock>) -> Self {
-        clock.set_polled(true, Instant::now());
+        clock.begin_work(Instant::now());
         CopyPoll { clock, around: CURRENT.replace(Some(Arc::clone(clock))) }
     }
 }
@@ -258,7 +274,7 @@ impl<'a> CopyPoll<'a> {
 impl Drop for CopyPoll<'_> {
     fn drop(&mut self) {
         CURRENT.set(self.around.take());
-        self.clock.set_polled(false, Instant::now());
+        self.clock.end_work(Instant::now());
     }
 }
 
@@ -267,7 +283,7 @@ pub(crate) struct CopyPause(Arc<CopyClock>);
 
 impl Drop for CopyPause {
     fn drop(&mut self) {
-        self.0.set_polled(true, Instant::now());
+        self.0.begin_work(Instant::now());
     }
 }
 
@@ -335,12 +351,12 @@ mod tests {
         let (clock, at) = (CopyClock::default(), moments());
         assert_eq!(clock.times(at(5)), CopyTimes::default(), "it has not begun");
         clock.at(at(10), |state| state.lives = true);
-        clock.set_polled(true, at(10));
+        clock.begin_work(at(10));
         clock.begin_blocked(at(14));
-        clock.set_polled(false, at(15));
-        clock.set_polled(true, at(22));
+        clock.end_work(at(15));
+        clock.begin_work(at(22));
         clock.end_blocked(at(22));
-        clock.set_polled(false, at(25));
+        clock.end_work(at(25));
         clock.at(at(30), |state| state.outside += 1);
         clock.at(at(40), |state| state.outside -= 1);
         clock.at(at(42), |state| state.lives = false);
@@ -352,15 +368,30 @@ mod tests {
     #[test]
     fn a_copy_that_blocks_its_thread_does_not_work() {
         let clock = Arc::new(CopyClock::default());
-        let polled = |clock: &CopyClock| clock.0.lock().polled;
+        let works = |clock: &CopyClock| clock.0.lock().working == 1;
         let seen = futures_util::FutureExt::now_or_never(clock.time(async {
-            let before = polled(&clock);
+            let before = works(&clock);
             let pause = CopyClock::pause();
-            let during = polled(&clock);
+            let during = works(&clock);
             drop(pause);
-            (before, during, polled(&clock))
+            (before, during, works(&clock))
         }));
         assert_eq!(seen, Some((true, false, true)));
-        assert!(!polled(&clock) && !clock.0.lock().lives && CopyClock::pause().is_none());
+        assert!(!works(&clock) && !clock.0.lock().lives && CopyClock::pause().is_none());
+    }
+
+    #[test]
+    fn a_copy_works_while_its_own_thread_does() {
+        let clock = Arc::new(CopyClock::default());
+        let working = || clock.0.lock().working;
+        clock.enter();
+        assert_eq!(working(), 1);
+        let polled = futures_util::FutureExt::now_or_never(clock.time(async { working() }));
+        assert_eq!((polled, working()), (Some(2), 1));
+        drop(CopyClock::pause().inspect(|_| assert_eq!(working(), 0)));
+        assert_eq!(working(), 1);
+        CopyClock::leave();
+        CopyClock::leave();
+        assert_eq!(working(), 0);
     }
 }

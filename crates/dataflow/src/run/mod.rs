@@ -571,6 +571,7 @@ impl ActiveRun {
             states: states.clone(),
             sources: Arc::clone(&self.state.progress.sources),
             works: Arc::clone(&self.state.progress.works),
+            clock: Arc::clone(&clock),
         }));
         let running = TaskCopy {
             task: task.name.clone(),

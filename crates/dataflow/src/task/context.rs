@@ -1,5 +1,6 @@
 //! What a task copy knows about itself and the run.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use tidemill_batch::memory::{Governor, Reservation};
@@ -7,8 +8,14 @@ use tidemill_checkpoint::RestoredState;
 use tidemill_collective::Communicator;
 
 use crate::checkpoint::{CheckpointView, CopyStates};
+use crate::observation::CopyClock;
 use crate::source_progress::SourceTrackers;
-use crate::work::{StepWork, StepWorks};
+use crate::work::{ProgramThread, StepWork, StepWorks};
+
+thread_local! {
+    /// Set while this thread runs functions of the program for a copy.
+    static PROGRAM: RefCell<Option<Arc<ProgramThread>>> = const { RefCell::new(None) };
+}
 
 /// Passed to every copy of a task. Clones share it.
 #[derive(Clone)]
@@ -26,6 +33,8 @@ pub(crate) struct ContextState {
     pub states: Option<Arc<CopyStates>>,
     pub sources: Arc<SourceTrackers>,
     pub works: Arc<StepWorks>,
+    /// Measures where the copy's time goes.
+    pub clock: Arc<CopyClock>,
 }
 
 impl TaskContext {
@@ -89,6 +98,25 @@ impl TaskContext {
     /// it.
     pub fn work(&self, step: &str) -> Arc<StepWork> {
         self.0.works.of(step)
+    }
+
+    /// The calling thread, a new one, runs functions of the program for this copy until [`TaskContext::leave_thread`]:
+    /// the copy is busy while the thread does not wait, at the copy's ports or in [`TaskContext::pause`].
+    pub fn enter_thread(&self) {
+        self.0.clock.enter();
+        PROGRAM.set(Some(self.0.works.thread(&self.0.task)));
+    }
+
+    /// The calling thread no longer works for a copy.
+    pub fn leave_thread() {
+        CopyClock::leave();
+        PROGRAM.take().iter().for_each(|thread| thread.end());
+    }
+
+    /// Runs a call in which the calling thread waits for its copy, and which is not the copy's work.
+    pub fn pause<T>(wait: impl FnOnce() -> T) -> T {
+        let _pause = CopyClock::pause();
+        wait()
     }
 
     /// Its part in checkpoints, if the job makes any.

@@ -119,6 +119,7 @@ impl SimulatedJob {
                     states: None,
                     sources: Arc::default(),
                     works: Arc::default(),
+                    clock: Arc::default(),
                 }));
                 let body = copy_body(graph, (&flow, at), &sinks, &context)?;
                 let inputs = SimulatedInputs::new(std::mem::take(&mut inputs[at][copy as usize]));

@@ -244,12 +244,17 @@ impl NativeTaskCopy {
     /// The copy's thread, with Python identifier `thread`, is about to call the function; it must not if this returns
     /// `False`.
     fn begin(&self, thread: u64) -> bool {
-        self.thread.begin(thread)
+        let begins = self.thread.begin(thread);
+        if begins {
+            self.context.enter_thread();
+        }
+        begins
     }
 
     /// The function has returned a value, or failed with an error message. Later calls are ignored.
     #[pyo3(signature = (error, value))]
     fn end(&self, py: Python<'_>, error: Option<String>, value: Option<Py<PyAny>>) {
+        TaskContext::leave_thread();
         self.thread.end(py, error, value);
     }
 }

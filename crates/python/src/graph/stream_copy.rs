@@ -393,7 +393,7 @@ impl NativeStreamCopy {
         match sender.try_send(said) {
             Ok(()) => Ok(()),
             Err(mpsc::error::TrySendError::Full(said)) => {
-                detach(py, || sender.blocking_send(said)).map_err(|_| cancelled(py))
+                detach(py, || TaskContext::pause(|| sender.blocking_send(said))).map_err(|_| cancelled(py))
             }
             Err(mpsc::error::TrySendError::Closed(_)) => Err(cancelled(py)),
         }
@@ -441,7 +441,7 @@ impl NativeStreamCopy {
 
     /// What to do next: a message to call the function with, or nothing, to say the state; `None` at the end.
     fn next(&self, py: Python<'_>) -> Option<(Option<NativeTable>,)> {
-        match detach(py, || self.0.asked.lock().recv()) {
+        match detach(py, || TaskContext::pause(|| self.0.asked.lock().recv())) {
             Ok(Asked::Rows(rows)) => Some((Some(NativeTable { schema: rows.schema(), batches: vec![rows] }),)),
             Ok(Asked::State) => Some((None,)),
             Err(_) => None,
