@@ -49,9 +49,9 @@ const INTERVAL_MORE: f64 = 1.35;
 /// An action is judged after this many seconds, or later if the rate is not steady then.
 const JUDGE_S: f64 = 5.0;
 const JUDGE_S_MAX: f64 = 15.0;
-/// A rate that is lower by this fraction is worse if known capacities agree,
+/// A rate that is lower by this fraction is worse if the previous owners would do better now,
 const WORSE: f64 = 0.05;
-/// or by this one, whatever is known about links.
+/// or by this one if known capacities still allow what the previous owners did.
 const MUCH_WORSE: f64 = 0.15;
 /// For this many seconds nothing is done after an action made things worse or failed, at first and at most.
 const BACK_OFF_S: f64 = 60.0;
@@ -394,9 +394,7 @@ impl Controller {
         // If nobody waits, the sources have less to send. If something has become slower in the meantime, neither the
         // new owners nor the old ones were chosen for that, and the next action helps more than going back.
         let waits = gain < -WORSE && !self.causes.is_empty() && slowed_s.is_none();
-        let better = if waits { self.were_better(&attempt.owners) } else { None };
-        let is_worse = better.is_some_and(|better| better || gain < -MUCH_WORSE);
-        if is_worse && self.mode == Mode::On {
+        if self.mode == Mode::On && waits && self.would_be_better(&attempt, gain) {
             self.back_off(now_s);
             self.actions_s.push_back(now_s);
             let owners = attempt.owners.clone();
@@ -408,10 +406,15 @@ impl Controller {
         None
     }
 
-    /// Whether the previous owners should do better than the current ones; `None` if they do not fit any more.
-    fn were_better(&self, owners: &Owners) -> Option<bool> {
+    /// Whether the previous owners would do better than the current ones as things are now; not if they do not fit any
+    /// more. The rate before is of then: if conditions have changed since, it says nothing about the owners.
+    fn would_be_better(&self, attempt: &Attempt, gain: f64) -> bool {
         let problem = Problem::of(&self.layout, self.observer.rates()).without_guesses();
-        Some(problem.load_with(owners)?.most() < problem.load().most())
+        let Some(previous) = problem.load_with(&attempt.owners) else { return false };
+        let (previous, current) = (previous.most(), problem.load().most());
+        // Of what is not known, the rate is all that shows.
+        let as_before = self.trend.recent() >= (1.0 - WORSE) * attempt.rate * previous;
+        previous < current || (gain < -MUCH_WORSE && as_before)
     }
 }
 

@@ -317,22 +317,29 @@ impl Observer {
         }
     }
 
-    /// Sums up what workers have sent of their most frequent keys.
+    /// Combines the shares of frequent keys in what each worker sends. A worker without such keys still has its part in
+    /// all rows, so shares are weighted by the rows that workers send now.
     fn heavy_keys(&self, layout: &ClusterLayout, tasks: &mut [TaskRates]) {
         let mut rows: BTreeMap<(u32, u32, &str), f64> = BTreeMap::new();
         let mut all_rows = vec![0.0; tasks.len()];
         for (_, _, history) in self.known(layout) {
             let Some(span) = history.span() else { continue };
-            let mut all: BTreeMap<u32, u64> = BTreeMap::new();
-            for key in &span.newest.heavy_keys {
-                *rows.entry((key.task, key.bucket, &key.key)).or_default() += key.rows as f64;
-                let most = all.entry(key.task).or_default();
-                *most = key.all_rows.max(*most);
-            }
-            for (task, all) in all {
-                if let Some(sum) = all_rows.get_mut(task as usize) {
-                    *sum += all as f64;
+            let Some(seconds) = span.bucket_seconds() else { continue };
+            let mut sent = vec![0.0; tasks.len()];
+            for (sample, sign) in [(span.newest, 1.0), (span.oldest, -1.0)] {
+                for bucket in &sample.buckets {
+                    if let Some(sent) = sent.get_mut(bucket.task as usize) {
+                        *sent += sign * bucket.rows as f64 / seconds;
+                    }
                 }
+            }
+            // Restarted counters would give negative rates.
+            sent.iter_mut().for_each(|sent| *sent = sent.max(0.0));
+            sent.iter().zip(&mut all_rows).for_each(|(sent, all)| *all += sent);
+            for key in &span.newest.heavy_keys {
+                let sent = sent.get(key.task as usize).copied().unwrap_or(0.0);
+                let share = (key.rows as f64 / key.all_rows.max(1) as f64).min(1.0);
+                *rows.entry((key.task, key.bucket, &key.key)).or_default() += share * sent;
             }
         }
         for ((task, bucket, key), rows) in rows {

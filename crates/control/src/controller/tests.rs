@@ -342,6 +342,29 @@ fn keeps_a_move_after_which_another_link_became_slower() {
     }
 }
 
+/// All links become slower after a move, the one it went around as much as the others: the rate falls, but the previous
+/// owners would do worse still.
+#[test]
+fn keeps_a_move_when_all_becomes_slower() {
+    for seed in 0..3 {
+        let (mut job, mut controller) = (Fluid::new(seed, 100e6), controller(Mode::On));
+        job.run(&mut controller, 20, |_| {});
+        let before = job.layout.tasks[1].owners.clone();
+        job.inbound[3] = 0.65 * LINK;
+        let mut slower = 1.0;
+        job.run(&mut controller, 20, |job| {
+            if job.layout.tasks[1].owners != before && slower > 0.45 {
+                slower *= 0.88;
+                job.inbound.iter_mut().for_each(|link| *link *= 0.88);
+            }
+        });
+        print(&controller);
+        let decisions = controller.report().decisions;
+        assert_eq!(decisions[0].outcome, Outcome::Kept);
+        assert!(decisions[0].measured.is_none_or(|gain| gain < -MUCH_WORSE), "{:?}", decisions[0].measured);
+    }
+}
+
 /// A failed move is reported, and not retried at once.
 #[test]
 fn waits_after_a_failure() {

@@ -82,7 +82,8 @@ fn heavy_key(view: &View<'_>, at: usize) -> Option<Cause> {
     let weight = view.waits.copies(host);
     let sentence = format!(
         "Key {:?} has {} of the rows of {}; the copy on {} that has it works {} of the time, and senders wait {} of the \
-         time for it.",
+         time for it. Its bucket cannot be divided: aggregate before {2}, or add something to the key and combine the \
+         results in a second step.",
         key.key,
         words::percent(key.share),
         view.task(at),

@@ -104,6 +104,26 @@ fn counts_rates() {
     assert_eq!(rates.links[0].rtt_us, Some(300));
 }
 
+/// Workers that send nothing of a heavy key, or send more rows than others, change its share of all rows.
+#[test]
+fn shares_of_keys_are_of_the_rows_of_all_workers() {
+    let (layout, mut observer) = (layout_of(4), Observer::new());
+    for half in 1..20 {
+        let s = f64::from(half) / 2.0;
+        let mut samples = samples_at(4, s, &|_, _| (100.0, false));
+        for sample in &mut samples {
+            sample.heavy_keys.retain_mut(|key| {
+                key.rows = 50;
+                sample.worker >= 2
+            });
+            sample.buckets[0].rows *= if sample.worker == 3 { 5 } else { 1 };
+        }
+        observer.add(s, &layout, &samples);
+    }
+    let keys = &observer.rates().tasks[1].heavy_keys;
+    assert!(keys.len() == 1 && (keys[0].share - (0.5 + 0.5 * 5.0) / 8.0).abs() < 0.01, "{keys:?}");
+}
+
 /// Acknowledgments for what a host sends arrive over its inbound link, so its outbound traffic looks slow too.
 #[test]
 fn blames_the_inbound_link_first() {
