@@ -451,7 +451,8 @@ def distributed(comm: Any, links: Links, *, directed: bool, duplicates: Duplicat
     return of_numbers(
         comm,
         firsts,
-        math.ceil(len(sources) / PIECE_LINKS),
+        # One even without links, which says whether these would have weights.
+        max(1, math.ceil(len(sources) / PIECE_LINKS)),
         lambda at: (
             sources[at * PIECE_LINKS : (at + 1) * PIECE_LINKS],
             targets[at * PIECE_LINKS : (at + 1) * PIECE_LINKS],

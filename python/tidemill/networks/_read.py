@@ -131,8 +131,9 @@ def read(
     together : bool, default=False
         Collective: all workers of the job, or of `tidemill.ml.using`, make a `DistributedNetwork`, of which each has a
         share. Of a file, a DataSet or a table, each worker reads a share. Of anything else, including `nodes` that are an array,
-        each worker passes its own. Edge lists are shared by lines, CSV and Parquet files as by DataSets; compressed edge
-        lists and other files are read whole by each worker, which then keeps a share. Ids are integers or text.
+        each worker passes its own. Edge lists, DIMACS, Matrix Market and METIS are shared by lines; of a compressed file,
+        rank 0 decompresses and sends the others their lines, and GraphML it reads alone. CSV and Parquet files are shared
+        as by DataSets. Ids are integers or text.
 
     Returns
     -------
@@ -162,18 +163,24 @@ def read(
         if coordinates is not None:
             raise ValueError("a distributed network has no coordinates: its nodes are dealt by their ids")
         comm = active()
-        share = _text.Share(comm.rank, comm.size)
+        share = _text.Share(comm.rank, comm.size, comm)
 
         def read_share() -> _text.Links:
-            links = _with(_links(source, format, weights, columns, comments, delimiter, share), weights, None)
+            return _links(source, format, weights, columns, comments, delimiter, share)
+
+        def with_options(links: _text.Links) -> _text.Links:
+            links = _with(links, weights, None)
             if isinstance(nodes, int):
                 links.nodes = np.arange(nodes * share.rank // share.size, nodes * (share.rank + 1) // share.size)
             elif nodes is not None:
                 links.nodes = np.asarray(nodes)
             return links
 
-        return _shared(comm, share, read_share, source, directed, duplicates, self_loops)
-    links = _with(_links(source, format, weights, columns, comments, delimiter, None), weights, nodes)
+        return _shared(comm, share, read_share, with_options, source, directed, duplicates, self_loops)
+    links = _links(source, format, weights, columns, comments, delimiter, None)
+    if links.complete is not None:
+        links.complete(links, [links.summary], 0)
+    links = _with(links, weights, nodes)
     is_directed = links.directed if directed is None else directed
     _memory.check(
         _name(source),
@@ -224,6 +231,7 @@ def _shared(
     comm: Any,
     share: _text.Share,
     read_share: Callable[[], _text.Links],
+    with_options: Callable[[_text.Links], _text.Links],
     source: Any,
     directed: bool | None,
     duplicates: Duplicates,
@@ -238,7 +246,8 @@ def _shared(
             found = work()
         except Exception as error:  # It is raised on all workers.
             trouble = error
-        told = [(share.lines, trouble)] if comm.size == 1 else comm.allgather((share.lines, trouble))
+        mine = share.lines, trouble
+        told = [mine] if comm.size == 1 else comm.allgather(mine)
         failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
         if failed is None:
             return cast(T, found)
@@ -255,6 +264,12 @@ def _shared(
         attempt(lambda: Path(source).open("rb").close())
     links = attempt(read_share)
     share.lines = 0
+    complete = links.complete
+    # Of a file, all workers have it or none.
+    if complete is not None:
+        every = [links.summary] if comm.size == 1 else comm.allgather(links.summary)
+        attempt(lambda: complete(links, every, comm.rank))
+    attempt(lambda: with_options(links))
     attempt(lambda: _alone(comm, links, duplicates, self_loops))
     is_directed = links.directed if directed is None else directed
     count = len(links.sources) if comm.size == 1 else sum(comm.allgather(len(links.sources)))
@@ -413,48 +428,66 @@ def _of_file(
     delimiter: str | None,
     share: _text.Share | None,
 ) -> _text.Links:
+    whole = share is None
+    share = _text.Share() if share is None else share
+    format, suffix = share.agreed(lambda: _format_of(path, format, weights, comments, share))
+    match format:
+        case "edges":
+            return _text.edge_list(path, weights, comments, delimiter, share)
+        case "dimacs":
+            return _text.dimacs(path, share)
+        case "matrix_market":
+            return _text.matrix_market(path, share)
+        case "metis":
+            return _text.metis(path, share)
+        case "graphml":
+            return _of_graphml(path, name or "weight", weights, share)
+        case "parquet":
+            table = read_parquet(path)
+            _memory.check(str(path), table.count(), workers=share.workers)
+            return _of_table(table, name, weights, columns, not whole)
+        case "csv":
+            table = read_csv(path, delimiter=delimiter or ("\t" if suffix == ".tsv" else ","))
+            return _of_table(table, name, weights, columns, not whole)
+    raise ValueError(
+        f"format is 'edges', 'dimacs', 'matrix_market', 'metis', 'graphml', 'parquet' or 'csv', not {format!r}"
+    )
+
+
+def _format_of(
+    path: Path, format: str | None, weights: bool | None, comments: str, share: _text.Share
+) -> tuple[str, str]:
+    """Return the format of a file and the end of its name, once its estimated memory is within the budget."""
     plain = path.name.lower()
     for packed in (".gz", ".bz2", ".xz", ".zst"):
         plain = plain.removesuffix(packed)
     suffix = Path(plain).suffix
     if format is None:
-        format = _SUFFIXES.get(suffix)
+        format = _SUFFIXES.get(suffix, "edges")
         if suffix == ".co":
             raise ValueError(f"{path} has coordinates, not links: read the network, with coordinates={str(path)!r}")
-        if format is None and suffix in (".csv", ".tsv") and _has_header(path, comments):
+        if suffix in (".csv", ".tsv") and _has_header(path, comments):
             format = "csv"
-    if format in ("edges", "dimacs", "matrix_market", None):
-        # What is not an edge list, or is compressed, is read whole.
-        workers = share.size if share is not None and format in ("edges", None) and plain == path.name.lower() else None
+    if format in ("edges", "dimacs", "matrix_market"):
         expected = estimate(path, weights=weights)
-        _memory.check(str(path), expected.links, weighted=expected.weighted, workers=workers)
+        _memory.check(str(path), expected.links, weighted=expected.weighted, workers=share.workers)
+    return format, suffix
 
-    def whole(links: _text.Links) -> _text.Links:
-        return links if share is None else share.of(links)
 
-    match format:
-        case "edges" | None:
-            return _text.edge_list(path, weights, comments, delimiter, share)
-        case "dimacs":
-            return whole(_text.dimacs(path))
-        case "matrix_market":
-            return whole(_text.matrix_market(path))
-        case "metis":
-            return whole(_text.metis(path))
-        case "graphml":
-            with _text.opened(path) as stream:
-                graph = needed("networkx", f"reading {path.name}").read_graphml(stream)
-            return whole(_of_networkx(graph, name or "weight", weights))
-        case "parquet":
-            table = read_parquet(path)
-            _memory.check(str(path), table.count(), workers=None if share is None else share.size)
-            return _of_table(table, name, weights, columns, share is not None)
-        case "csv":
-            table = read_csv(path, delimiter=delimiter or ("\t" if suffix == ".tsv" else ","))
-            return _of_table(table, name, weights, columns, share is not None)
-    raise ValueError(
-        f"format is 'edges', 'dimacs', 'matrix_market', 'metis', 'graphml', 'parquet' or 'csv', not {format!r}"
-    )
+def _of_graphml(path: Path, weight: str, weights: bool | None, share: _text.Share) -> _text.Links:
+    """Return the links of GraphML, all on the first worker: networkx needs the whole tree, and links are dealt anyway."""
+    if share.rank == 0:
+        with _text.opened(path) as stream:
+            found = _of_networkx(needed("networkx", f"reading {path.name}").read_graphml(stream), weight, weights)
+    else:
+        none = np.empty(0, np.int64)
+        found = _text.Links(none, none, None)
+
+    def complete(links: _text.Links, every: list[bool], rank: int) -> None:
+        links.directed = every[0]
+
+    found.summary, found.complete = found.directed, complete
+    return found
 
 
 def _has_header(path: Path, comments: str) -> bool:

@@ -1,4 +1,8 @@
-"""Networks as text: edge lists as of SNAP, DIMACS, Matrix Market and METIS.
+"""Networks as text: edge lists as of SNAP, DIMACS, Matrix Market and METIS, of which each worker reads a `Share`.
+
+A worker has the lines that begin in its part of the bytes; what comes before them, such as a header, all read. A compressed file
+has no such parts, so the first worker decompresses it, and sends the others their lines. What a share cannot know alone, such as
+the number of lines before it, `Links.complete` adds once all are read.
 
 Numbers are parsed by a kernel, a piece of the file at a time; what is bad is told by file and line.
 """
@@ -6,13 +10,15 @@ Numbers are parsed by a kernel, a piece of the file at a time; what is bad is to
 from __future__ import annotations
 
 import io
+import itertools
 import re
+import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +30,14 @@ from tidemill.networks import _memory
 
 __all__ = ["Links", "Share", "coordinates", "dimacs", "edge_list", "matrix_market", "metis", "opened"]
 
+T = TypeVar("T")
+
 #: How much of a file is parsed at a time.
 PIECE_BYTES = 64 << 20
+#: How much of what is decompressed is sent at a time: less, since a worker may have some on their way.
+_SENT_BYTES = 8 << 20
+#: Of messages with lines.
+_TAG = 3701
 
 
 @dataclass
@@ -39,6 +51,10 @@ class Links:
     #: Ids of all nodes where the format has them, also of those without links: how many, from which on.
     nodes: NDArray[Any] | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
+    #: What others must know of this share.
+    summary: Any = None
+    #: Completes this share, given the summaries of all workers and the rank of this one. The same errors on all workers.
+    complete: Callable[[Links, list[Any], int], None] | None = None
 
 
 @contextmanager
@@ -52,14 +68,26 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     ValueError
         If the compressed data is damaged.
     """
+    with path.open("rb") as raw, _decompressed(path, raw) as stream:
+        yield stream
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in (".gz", ".bz2", ".xz", ".zst")
+
+
+@contextmanager
+def _decompressed(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Decompress an open file; see `opened`."""
+    if not _is_compressed(path):
+        yield raw
+        return
     suffix = path.suffix.lower()
+    module = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "zstandard"}[suffix]
+    stream = needed(module, f"reading {path.name}").open(raw, "rb")
     if suffix == ".zst":
-        stream = needed("zstandard", f"reading {path.name}").open(path, "rb")
-    elif suffix in (".gz", ".bz2", ".xz"):
-        module = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}[suffix]
-        stream = needed(module, f"reading {path.name}").open(path, "rb")
-    else:
-        stream = path.open("rb")
+        # Its streams have no lines.
+        stream = io.BufferedReader(stream)
     with stream:
         try:
             yield cast(IO[bytes], stream)
@@ -67,10 +95,10 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             raise ValueError(f"{path}: the compressed data is damaged: {error}") from error
 
 
-def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield pieces of whole lines."""
+def _pieces(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield pieces of whole lines, of about this many bytes."""
     rest = b""
-    while block := stream.read(PIECE_BYTES):
+    while block := stream.read(size):
         block = rest + block if rest else block
         end = block.rfind(b"\n") + 1
         rest = block[end:]
@@ -80,61 +108,94 @@ def _pieces(stream: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _parsed(
-    path: Path,
-    pieces: Iterator[bytes],
-    weighted: bool,
-    first_line: int = 1,
-    *,
-    workers: int | None = None,
-    **options: Any,
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
-    """Parse lines with two numbers, and a third if `weighted`; see `network_parse`. With `workers`, they are a share of one of these."""
-    found = []
-    line, links = first_line, 0
-    for piece in pieces:
-        try:
-            sources, targets, weights, lines = network_parse(pool(), piece, weighted, first_line=line, **options)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        found.append((sources, targets, weights))
-        line, links = line + lines, links + len(sources)
-        _memory.check(str(path), links * (workers or 1), weighted=weighted, workers=workers)
-    if not found:
-        none = np.empty(0, np.int64)
-        return none, none, np.empty(0) if weighted else None
-    columns = list(zip(*found, strict=True))
-    joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns[: 3 if weighted else 2]]
-    return joined[0], joined[1], joined[2] if weighted else None
-
-
 @dataclass
 class Share:
-    """A worker's share of a file: the lines that begin in its part of the bytes. `lines` counts those that it has read."""
+    """A worker's share of a text, by default all of it: the lines that begin in its part of the bytes.
 
-    rank: int
-    size: int
+    `lines` and `links` count what it has read. Workers that `comm` joins read together, also where one cannot.
+    """
+
+    rank: int = 0
+    size: int = 1
+    comm: Any = None
     lines: int = 0
+    links: int = 0
 
-    def pieces(self, stream: IO[bytes], size_bytes: int) -> Iterator[bytes]:
-        """Yield pieces of whole lines."""
-        begin, end = (size_bytes * at // self.size for at in (self.rank, self.rank + 1))
-        for piece in _pieces(_share_of(stream, begin, end)):
+    @property
+    def workers(self) -> int | None:
+        """The number of workers that share a network; None for a whole one."""
+        return None if self.comm is None else self.size
+
+    def agreed(self, work: Callable[[], T]) -> T:
+        """Do what comes before lines. Collective: the first worker's error is raised on all."""
+        found, trouble = None, None
+        try:
+            found = work()
+        except Exception as error:  # It is raised below.
+            trouble = error
+        every = [trouble] if self.size == 1 else self.comm.allgather(trouble)
+        first = next((error for error in every if error is not None), None)
+        if first is not None:
+            raise first
+        return cast(T, found)
+
+    def numbers(self, n: int) -> NDArray[np.int64]:
+        """Return a share of the numbers from 1 to n."""
+        return np.arange(1 + n * self.rank // self.size, 1 + n * (self.rank + 1) // self.size)
+
+    @contextmanager
+    def read(self, path: Path, header: Callable[[IO[bytes]], T]) -> Iterator[tuple[T, Iterator[bytes]]]:
+        """Read the header of a file, and then this share of its lines, in pieces. Collective."""
+        with ExitStack() as stack:
+
+            def begun() -> tuple[IO[bytes], IO[bytes], T]:
+                raw = stack.enter_context(path.open("rb"))
+                stream = stack.enter_context(_decompressed(path, raw))
+                return raw, stream, header(stream)
+
+            raw, stream, found = self.agreed(begun)
+            if self.size == 1:
+                yield found, self._counted(_pieces(stream, PIECE_BYTES))
+            elif not _is_compressed(path):
+                first, end = stream.tell(), path.stat().st_size
+                bounds = (first + max(0, end - first) * at // self.size for at in (self.rank, self.rank + 1))
+                yield found, self._counted(_pieces(_share_of(stream, *bounds), PIECE_BYTES))
+            elif self.rank == 0:
+                try:
+                    yield found, self._counted(self._dealt(raw, stream, path.stat().st_size))
+                finally:
+                    for rank in range(1, self.size):
+                        self.comm.send(None, rank, _TAG)
+            else:
+                stack.close()
+                coming = iter(lambda: self.comm.recv(source=0, tag=_TAG), None)
+                try:
+                    yield found, self._counted(coming)
+                finally:
+                    # After an error the first worker still sends.
+                    for _ in coming:
+                        pass
+
+    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
             yield piece
             self.lines += piece.count(b"\n")
 
-    def of(self, links: Links) -> Links:
-        """Return a share of links that were read whole."""
+    def _dealt(self, raw: IO[bytes], stream: IO[bytes], size_bytes: int) -> Iterator[bytes]:
+        """Decompress: yield the pieces of this worker, the first, and send the others theirs.
 
-        def cut(values: NDArray[Any]) -> NDArray[Any]:
-            begin, end = (len(values) * at // self.size for at in (self.rank, self.rank + 1))
-            # A view would keep the whole.
-            found: NDArray[Any] = values[begin:end].copy()
-            return found
-
-        weights = None if links.weights is None else cut(links.weights)
-        nodes = None if links.nodes is None else cut(links.nodes)
-        return Links(cut(links.sources), cut(links.targets), weights, links.directed, nodes, links.attributes)
+        Whose a piece is follows from where it begins in the compressed file, so shares are of about the same length, and in order.
+        """
+        pieces = _pieces(stream, _SENT_BYTES)
+        while True:
+            owner = min(raw.tell() * self.size // max(1, size_bytes), self.size - 1)
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            if owner == 0:
+                yield piece
+            else:
+                self.comm.send(piece, owner, _TAG)
 
 
 def _share_of(stream: IO[bytes], begin: int, end: int) -> IO[bytes]:
@@ -161,6 +222,56 @@ class _Limited:
         return found
 
 
+def _parsed(
+    path: Path,
+    pieces: Iterator[bytes],
+    share: Share,
+    weighted: bool,
+    first_line: int = 1,
+    *,
+    nodes: int | None = None,
+    **options: Any,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]:
+    """Parse lines with two numbers, from 1 to `nodes` if that is given, and a third if `weighted`; see `network_parse`."""
+    found = []
+    line = first_line
+    for piece in pieces:
+        try:
+            sources, targets, weights, lines = network_parse(pool(), piece, weighted, first_line=line, **options)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if nodes is not None:
+            _check_nodes(path, piece, (sources, targets), nodes, line, options["comments"])
+        found.append((sources, targets, weights))
+        line, share.links = line + lines, share.links + len(sources)
+        _memory.check(str(path), share.links * share.size, weighted=weighted, workers=share.workers)
+    if not found:
+        none = np.empty(0, np.int64)
+        return none, none, np.empty(0) if weighted else None
+    columns = list(zip(*found, strict=True))
+    joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns[: 3 if weighted else 2]]
+    return joined[0], joined[1], joined[2] if weighted else None
+
+
+def _check_nodes(
+    path: Path, piece: bytes, ends: tuple[NDArray[Any], NDArray[Any]], n: int, first_line: int, comments: str
+) -> None:
+    """Check that ends are from 1 to n; the line of one that is not is searched only then."""
+    if all(not len(side) or (int(side.min()) >= 1 and int(side.max()) <= n) for side in ends):
+        return
+    wrong = [(side < 1) | (side > n) for side in ends]
+    at = int((wrong[0] | wrong[1]).argmax())
+    node = int(ends[0][at] if wrong[0][at] else ends[1][at])
+    lines = (number for number, line in enumerate(piece.split(b"\n"), first_line) if _has_data(line, comments))
+    number = next(itertools.islice(lines, at, None))
+    raise ValueError(f"{path}: line {number}: it names node {node}, but nodes are numbered from 1 to {n}")
+
+
+def _has_data(line: bytes, comments: str) -> bool:
+    line = line.strip()
+    return bool(line) and line[0] not in comments.encode()
+
+
 def _first_fields(text: bytes, comments: str, delimiter: str | None) -> list[bytes]:
     """Return the fields of the first line with data."""
     marks = tuple(comments.encode())
@@ -183,28 +294,18 @@ def _is_number(text: bytes) -> bool:
     return True
 
 
-def edge_list(
-    path: Path, weights: bool | None, comments: str, delimiter: str | None, share: Share | None = None
-) -> Links:
-    """Read lines "source target [weight]". Ids that are not integers are strings.
+def edge_list(path: Path, weights: bool | None, comments: str, delimiter: str | None, share: Share) -> Links:
+    """Read lines "source target [weight]". Ids that are not integers are strings."""
 
-    Of a share, lines in errors count from its beginning.
-    """
-    with opened(path) as stream:
-        start = stream.read(1 << 20)
-        fields = _first_fields(start, comments, delimiter)
+    def first(_: IO[bytes]) -> list[bytes]:
+        with opened(path) as stream:
+            return _first_fields(stream.read(1 << 20), comments, delimiter)
+
+    with share.read(path, first) as (fields, pieces):
         weighted = len(fields) > 2 and _is_number(fields[2]) if weights is None else weights
-        # Where a line of a compressed file begins is known only after what is before it.
-        if is_shared := share is not None and isinstance(stream, io.BufferedReader):
-            pieces = share.pieces(stream, path.stat().st_size)
-        else:
-            pieces = _pieces(_chained(start, stream))
         if all(re.fullmatch(rb"[+-]?\d+", field) for field in fields[:2]):
-            workers = share.size if share is not None and is_shared else None
-            found = Links(*_parsed(path, pieces, weighted, workers=workers, comments=comments, delimiter=delimiter))
-        else:
-            found = Links(*_names(path, pieces, weighted, comments, delimiter))
-        return found if is_shared or share is None else share.of(found)
+            return Links(*_parsed(path, pieces, share, weighted, comments=comments, delimiter=delimiter))
+        return Links(*_names(path, pieces, weighted, comments, delimiter))
 
 
 def _names(
@@ -233,70 +334,59 @@ def _names(
     return np.array(sources, kind), np.array(targets, kind), np.array(weights, float) if weighted else None
 
 
-def _one_based(path: Path, links: Links, n: int) -> Links:
-    """Check that ends are from 1 to n."""
-    for side in (links.sources, links.targets):
-        if len(side) and not (int(side.min()) >= 1 and int(side.max()) <= n):
-            at = int(((side < 1) | (side > n)).argmax())
-            raise ValueError(f"{path}: link {at + 1} names node {side[at]}, but nodes are numbered from 1 to {n}")
-    links.nodes = np.arange(1, n + 1)
-    return links
-
-
-def dimacs(path: Path) -> Links:
+def dimacs(path: Path, share: Share) -> Links:
     """Read a shortest-path (.gr), maximum-flow (.max) or coloring (.col) problem of DIMACS; nodes count from 1.
 
     Source: the DIMACS challenges; http://www.diag.uniroma1.it/challenge9/format.shtml.
     """
-    head: dict[str, Any] = {}
+    told: dict[str, Any] = {}
 
-    def pieces(stream: IO[bytes]) -> Iterator[bytes]:
-        for piece in _pieces(stream):
-            for line in re.findall(rb"^[pn][ \t].*$", piece, re.MULTILINE):
-                fields = line.decode(errors="replace").split()
-                try:
-                    if fields[0] == "p":
-                        head["kind"], head["n"] = fields[1], int(fields[2])
-                    elif len(fields) > 2 and fields[2] in ("s", "t"):
-                        head["source" if fields[2] == "s" else "sink"] = int(fields[1])
-                except (IndexError, ValueError):
-                    raise ValueError(f"{path}: the line {' '.join(fields)!r} is not one of DIMACS") from None
-            if "n" not in head:
+    def header(stream: IO[bytes]) -> tuple[bool, int, int]:
+        """Return whether it is a coloring problem, the number of nodes, and that of the line after the header."""
+        for number in itertools.count(1):
+            line = stream.readline()
+            if not line or not (line.strip() == b"" or line[:1] in b"cp"):
                 raise ValueError(f"{path}: there is no line 'p KIND NODES LINKS' before the links")
+            if line[:1] == b"p":
+                fields = _fields(line)
+                try:
+                    return fields[1] in ("edge", "col"), int(fields[2]), number + 1
+                except (IndexError, ValueError):
+                    raise ValueError(
+                        f"{path}: line {number}: {' '.join(fields)!r} is not 'p KIND NODES LINKS'"
+                    ) from None
+        raise AssertionError("the lines of a file end")
+
+    def with_ends(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces, whose lines "n NODE s" and "n NODE t" name the ends of a flow."""
+        for piece in pieces:
+            for line in re.findall(rb"^n[ \t].*$", piece, re.MULTILINE):
+                fields = _fields(line)
+                if len(fields) > 2 and fields[2] in ("s", "t"):
+                    try:
+                        told["source" if fields[2] == "s" else "sink"] = int(fields[1])
+                    except ValueError:
+                        raise ValueError(
+                            f"{path}: the line {' '.join(fields)!r} is not 'n NODE s' or 'n NODE t'"
+                        ) from None
             yield piece
 
-    with opened(path) as stream:
-        start = stream.read(1 << 16)
-        colors = re.search(rb"^p[ \t]+(edge|col)", start, re.MULTILINE) is not None
-        rest = _chained(start, stream)
-        sources, targets, weights = _parsed(path, pieces(rest), not colors, comments="cpn", tag="e" if colors else "a")
-    if "n" not in head:
-        raise ValueError(f"{path}: there is no line 'p KIND NODES LINKS'")
-    attributes: dict[str, Any] = {name: head[name] for name in ("source", "sink") if name in head}
-    links = Links(sources, targets, weights, directed=not colors, attributes=attributes)
-    return _one_based(path, links, head["n"])
+    def complete(links: Links, every: list[dict[str, Any]], rank: int) -> None:
+        links.attributes = {name: value for one in every for name, value in one.items()}
+
+    with share.read(path, header) as ((colors, n, line), pieces):
+        tag = "e" if colors else "a"
+        found = _parsed(path, with_ends(pieces), share, not colors, line, nodes=n, comments="cpn", tag=tag)
+    return Links(*found, directed=not colors, nodes=share.numbers(n), summary=told, complete=complete)
 
 
-class _Chained:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
-        self._start, self._stream = start, stream
-
-    def read(self, size: int) -> bytes:
-        start, self._start = self._start, b""
-        return start + self._stream.read(size - len(start)) if start else self._stream.read(size)
-
-
-def _chained(start: bytes, stream: IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], _Chained(start, stream))
+def _fields(line: bytes) -> list[str]:
+    return line.decode(errors="replace").split()
 
 
 def coordinates(path: Path, ids: NDArray[Any]) -> NDArray[np.float64]:
     """Read the coordinates of DIMACS (.co) of the nodes with these ids, (n, 2); NaN where there are none."""
-    with opened(path) as stream:
-        nodes, x, y = _parsed(path, _pieces(stream), True, comments="cp", tag="v")
-    assert y is not None
+    nodes, x, y = coordinates_of(path, Share())
     place = {node: at for at, node in enumerate(ids.tolist())}
     found = np.full((len(ids), 2), np.nan)
     try:
@@ -307,19 +397,35 @@ def coordinates(path: Path, ids: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
-def matrix_market(path: Path) -> Links:
+def coordinates_of(path: Path, share: Share) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]]:
+    """Read a share of the coordinates of DIMACS (.co): nodes, x and y."""
+    with share.read(path, lambda stream: None) as (_, pieces):
+        nodes, x, y = _parsed(path, pieces, share, True, comments="cp", tag="v")
+    assert y is not None
+    return nodes, x, y
+
+
+def matrix_market(path: Path, share: Share) -> Links:
     """Read a sparse square matrix of Matrix Market (.mtx); row and column numbers count from 1.
+
+    A skew-symmetric matrix has a second link, with the negative weight, for each entry.
 
     Source: Boisvert, Pozo and Remington (1996), The Matrix Market Exchange Formats.
     """
-    with opened(path) as stream:
-        header = stream.readline().decode(errors="replace").lower().split()
-        if len(header) != 5 or header[0] != "%%matrixmarket" or header[1:3] != ["matrix", "coordinate"]:
+
+    def header(stream: IO[bytes]) -> tuple[str, str, int, int, int]:
+        """Return the field, the symmetry, the numbers of rows and entries, and that of the line after the header."""
+        fields = _fields(stream.readline().lower())
+        if len(fields) != 5 or fields[0] != "%%matrixmarket" or fields[1:3] != ["matrix", "coordinate"]:
             raise ValueError(
                 f"{path}: line 1 is not '%%MatrixMarket matrix coordinate ...'; only sparse matrices are networks"
             )
-        field, symmetry = header[3:]
-        if field not in ("real", "integer", "pattern", "double") or symmetry not in ("general", "symmetric"):
+        field, symmetry = fields[3:]
+        if field not in ("real", "integer", "pattern", "double") or symmetry not in (
+            "general",
+            "symmetric",
+            "skew-symmetric",
+        ):
             raise ValueError(f"{path}: a matrix that is {field} and {symmetry} is not a network")
         number, line = 2, stream.readline()
         while line.startswith(b"%") or (line and not line.strip()):
@@ -334,49 +440,124 @@ def matrix_market(path: Path) -> Links:
             raise ValueError(
                 f"{path}: the matrix has {rows} rows and {columns} columns, but that of a network is square"
             )
-        found = _parsed(path, _pieces(stream), field != "pattern", number + 1, comments="%")
-    if len(found[0]) != count:
-        raise ValueError(f"{path}: there are {len(found[0])} entries, not {count}: the file is not complete")
-    return _one_based(path, Links(*found, directed=symmetry == "general"), rows)
+        return field, symmetry, rows, count, number + 1
+
+    with share.read(path, header) as ((field, symmetry, rows, count, line), pieces):
+        sources, targets, weights = _parsed(path, pieces, share, field != "pattern", line, nodes=rows, comments="%")
+
+    def complete(links: Links, every: list[int], rank: int) -> None:
+        if sum(every) != count:
+            raise ValueError(f"{path}: there are {sum(every)} entries, not {count}: the file is not complete")
+
+    entries = len(sources)
+    if symmetry == "skew-symmetric":
+        sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
+        weights = None if weights is None else np.concatenate([weights, -weights])
+    return Links(
+        sources,
+        targets,
+        weights,
+        directed=symmetry != "symmetric",
+        nodes=share.numbers(rows),
+        summary=entries,
+        complete=complete,
+    )
 
 
-def metis(path: Path) -> Links:
+def metis(path: Path, share: Share) -> Links:
     """Read a graph of METIS: after a header, the neighbors of each node on a line; nodes count from 1.
 
     Source: Karypis (2013), METIS manual, section 4.1.1.
     """
-    with opened(path) as stream:
-        lines = stream.read().decode(errors="replace").splitlines()
-    kept = [(number, line) for number, line in enumerate(lines, 1) if not line.lstrip().startswith("%")]
-    try:
-        (_, header), *rows = kept
-        fields = header.split()
-        n, m = int(fields[0]), int(fields[1])
-        kind = fields[2].zfill(3) if len(fields) > 2 else "000"
-        constraints = int(fields[3]) if len(fields) > 3 else int(kind[1] == "1")
-    except (ValueError, IndexError):
-        raise ValueError(f"{path}: the first line is not 'NODES LINKS [FORMAT [CONSTRAINTS]]'") from None
-    while len(rows) > n and not rows[-1][1].strip():
-        rows.pop()
-    if len(rows) != n:
-        raise ValueError(f"{path}: there are {len(rows)} lines for {n} nodes")
-    skipped, weighted = int(kind[0] == "1") + constraints, kind[2] == "1"
-    numbers = []
-    for number, line in rows:
+
+    def header(stream: IO[bytes]) -> tuple[int, int, bool, int, int]:
+        """Return the numbers of nodes and links, whether these have weights, how many numbers precede them, and the next line's."""
+        number, line = 1, stream.readline()
+        while line.lstrip().startswith(b"%"):
+            number, line = number + 1, stream.readline()
+        fields = _fields(line)
         try:
-            found = np.array(line.split(), np.float64)[skipped:]
+            n, m = int(fields[0]), int(fields[1])
+            kind = fields[2].zfill(3) if len(fields) > 2 else "000"
+            constraints = int(fields[3]) if len(fields) > 3 else int(kind[1] == "1")
+        except (ValueError, IndexError):
+            raise ValueError(f"{path}: the first line is not 'NODES LINKS [FORMAT [CONSTRAINTS]]'") from None
+        return n, m, kind[2] == "1", int(kind[0] == "1") + constraints, number + 1
+
+    found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64] | None]] = []
+    rows = used = 0
+    with share.read(path, header) as ((n, m, weighted, skipped, line), pieces):
+        for piece in pieces:
+            numbers, of_row, values = _rows_of_numbers(path, piece, line)
+            # The numbers of a line before its neighbors: its size and weights.
+            begins = np.cumsum(of_row) - of_row
+            place = np.arange(len(values)) - np.repeat(begins, of_row)
+            if weighted and (odd := (np.maximum(of_row - skipped, 0) % 2).astype(bool)).any():
+                raise ValueError(f"{path}: line {numbers[odd.argmax()]}: a neighbor has no weight")
+            is_target = (place >= skipped) & ((place - skipped) % (1 + weighted) == 0)
+            at = np.flatnonzero(is_target)
+            row = np.repeat(np.arange(len(of_row)), of_row)[at]
+            targets = values[at]
+            if (wrong := ~((targets >= 1) & (targets <= n) & (targets == np.floor(targets)))).any():
+                first = int(wrong.argmax())
+                raise ValueError(
+                    f"{path}: line {numbers[row[first]]}: it names node {targets[first]:.15g}, but nodes are numbered from 1 to {n}"
+                )
+            found.append((row + rows, targets.astype(np.int64), values[at + 1] if weighted else None))
+            if len(filled := np.flatnonzero(of_row)):
+                used = rows + int(filled[-1]) + 1
+            rows += len(of_row)
+            line += piece.count(b"\n")
+            share.links += len(targets)
+            _memory.check(str(path), share.links * share.size, weighted=weighted, workers=share.workers)
+    none = np.empty(0, np.int64)
+    sources, targets = (np.concatenate([none, *column]) for column in list(zip(*found, strict=True))[:2] or [(), ()])
+    weights = np.concatenate([np.empty(0), *(part[2] for part in found if part[2] is not None)]) if weighted else None
+
+    def complete(links: Links, every: list[tuple[int, int, int]], rank: int) -> None:
+        """Number the rows of this share from the first of all on, and keep each link once: it is on the lines of both nodes."""
+        befores = np.concatenate([[0], np.cumsum([one[0] for one in every])])
+        # Lines without numbers may follow.
+        last = max(int(before) + one[1] if one[1] else 0 for before, one in zip(befores, every, strict=False))
+        if befores[-1] < n or last > n:
+            raise ValueError(f"{path}: there are {max(last, int(min(befores[-1], n)))} lines for {n} nodes")
+        if (neighbors := sum(one[2] for one in every)) != 2 * m:
+            raise ValueError(f"{path}: there are {neighbors} neighbors, not two for each of {m} links")
+        links.sources += befores[rank] + 1
+        once = links.sources <= links.targets
+        links.sources, links.targets = links.sources[once], links.targets[once]
+        links.weights = None if links.weights is None else links.weights[once]
+
+    summary = rows, used, len(sources)
+    return Links(sources, targets, weights, False, share.numbers(n), summary=summary, complete=complete)
+
+
+def _rows_of_numbers(
+    path: Path, piece: bytes, first_line: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the numbers of the lines that are not comments, how many numbers each has, and all of these."""
+    lines = piece.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    numbers = np.arange(first_line, first_line + len(lines))
+    if b"%" in piece:
+        kept = [not line.lstrip().startswith(b"%") for line in lines]
+        numbers, lines = numbers[kept], list(itertools.compress(lines, kept))
+    counts = np.fromiter((len(line.split()) for line in lines), np.int64, len(lines))
+    with warnings.catch_warnings():
+        # It warns of what is no number, and stops there.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        text = b" ".join(lines)
+        try:
+            values = np.fromstring(text, np.float64, sep=" ") if text.strip() else np.empty(0)
         except ValueError:
-            raise ValueError(f"{path}: line {number}: {line.strip()!r} has something that is not a number") from None
-        if weighted and len(found) % 2:
-            raise ValueError(f"{path}: line {number}: a neighbor has no weight")
-        numbers.append(found)
-    step = 1 + weighted
-    sources = np.repeat(np.arange(1, n + 1), [len(found) // step for found in numbers])
-    flat = np.concatenate(numbers) if numbers else np.empty(0)
-    targets = flat[::step].astype(np.int64)
-    if len(targets) != 2 * m:
-        raise ValueError(f"{path}: there are {len(targets)} neighbors, not two for each of {m} links")
-    # Each link is on the lines of both of its nodes.
-    once = sources <= targets
-    weights = flat[1::2][once] if weighted else None
-    return _one_based(path, Links(sources[once], targets[once], weights, directed=False), n)
+            # Later versions of NumPy refuse it.
+            values = np.empty(0)
+    if len(values) != counts.sum():
+        for number, line in zip(numbers.tolist(), lines, strict=True):
+            for part in line.split():
+                if not _is_number(part):
+                    line_text = line.decode(errors="replace").strip()
+                    raise ValueError(f"{path}: line {number}: {line_text!r} has something that is not a number")
+        values = np.array([float(part) for part in text.split()])
+    return numbers, counts, values
