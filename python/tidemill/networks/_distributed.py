@@ -1,8 +1,8 @@
 """`DistributedNetwork`: a network of which each worker has a share, and how links of any workers become one.
 
 Nodes are dealt in blocks: ids are sorted over all workers, by ranges that samples of the links' ends find, so that each has about
-equally many links. So a node has the same number as in a `Network` of the same links, and each worker has a run of numbers, which is
-all that a worker must know to find the owner of any node. A worker has the links that leave its own nodes.
+equally many links. So a node has the same number as in a `Network` of the same links, and each worker has a run of numbers. A partition
+may deal them anew, with their numbers; see `_owners`. A worker has the links that leave its own nodes.
 
 What a worker holds is its links, its nodes and their ghosts, and nothing that has an entry for each node of the network.
 """
@@ -24,7 +24,10 @@ from tidemill.ml._threads import pool
 from tidemill.networks import _memory
 from tidemill.networks._exchange import Boundary, Part, agree, all_gathered, asked, to_owners
 from tidemill.networks._network import NODES_MAX, Duplicates, Network
+from tidemill.networks._owners import Blocks, Owners, Parts
+from tidemill.networks._partition import Partition
 from tidemill.networks._results import Account, Components
+from tidemill.networks._spans import spans
 from tidemill.networks._text import Links
 
 __all__ = ["AnyNetwork", "Block", "DistributedNetwork", "Piece", "components_of", "distributed", "of_numbers"]
@@ -59,8 +62,9 @@ class Block:
 class DistributedNetwork:
     """A network of which each worker has a share. Made by ``read(..., together=True)``, `kronecker` and `uniform`.
 
-    Nodes have numbers from 0 to ``n - 1``, in ascending order of their ids; each worker owns a run of them and has the links
-    that leave these nodes. Arrays are of this worker's own nodes, and so are results, whose ``gather()`` collects them.
+    Nodes have numbers from 0 to ``n - 1``, in ascending order of their ids; each worker owns a run of them, or what
+    ``read(..., partition=)`` gives it, and has the links that leave these nodes. Arrays are of this worker's own nodes, and so
+    are results, whose ``gather()`` collects them.
 
     `pagerank`, `shortest_paths`, `bfs`, `connected_components`, `label_propagation`, `core_numbers`, and for undirected networks
     `minimum_spanning_forest`, `triangles` and `clustering` without weights compute on it where it is. Other functions gather it
@@ -75,9 +79,14 @@ class DistributedNetwork:
     directed : bool
     weighted : bool
     first : int
-        The number of the first own node.
+        The number of the first own node, if they are a run.
+    nodes : ndarray of uint32, shape (own,)
+        The numbers of own nodes, ascending.
     own : int
         Number of own nodes.
+    partition : Partition
+        How nodes are dealt: the method, the links between workers, the balance, and the seconds it took. Its ``parts`` are those
+        of own nodes, which are all this worker's.
     ids : ndarray, shape (own,)
         Ids of own nodes, integers or strings, ascending.
     offsets : ndarray of int64, shape (own + 1,)
@@ -93,19 +102,19 @@ class DistributedNetwork:
     def __init__(
         self,
         comm: Any,
-        firsts: NDArray[np.int64],
+        owners: Owners,
         outgoing: Block,
         ids: NDArray[Any] | None,
         *,
         directed: bool,
         attributes: dict[str, Any] | None = None,
+        method: str = "blocks",
+        seconds: float = 0.0,
     ) -> None:
-        self._comm, self._firsts, self._ids = comm, firsts, ids
+        self._comm, self._owners, self._ids = comm, owners, ids
         self._forms: dict[str, Block] = {"outgoing": outgoing}
         self._whole: Callable[[], Network | None] = lambda: None
-        self.n = int(firsts[-1])
-        self.first = int(firsts[comm.rank])
-        self.own = int(firsts[comm.rank + 1]) - self.first
+        self.n, self.own = owners.n, owners.own
         self.directed = directed
         self.attributes = {} if attributes is None else attributes
         rows = outgoing.rows
@@ -115,6 +124,10 @@ class DistributedNetwork:
         #: Links of all workers, both ways if undirected; and those between workers.
         self._links, self._cut = links, cut if directed else cut // 2
         self.m = links if directed else (links + self._loops) // 2
+        largest = self.own if comm.size == 1 else max(comm.allgather(self.own))
+        balance = largest * comm.size / self.n if self.n else 1.0
+        parts = np.broadcast_to(np.uint32(comm.rank), self.own)
+        self.partition = Partition(parts, comm.size, method, self._cut, balance, seconds)
 
     def __repr__(self) -> str:
         kind = "directed" if self.directed else "undirected"
@@ -136,6 +149,18 @@ class DistributedNetwork:
         return self._comm
 
     @property
+    def first(self) -> int:
+        """The number of the first own node; of a network that is not in blocks, an error."""
+        if not isinstance(self._owners, Blocks):
+            raise ValueError(f"with partition={self.partition.method!r}, own nodes are not a run of numbers: see nodes")
+        return self._owners.first
+
+    @property
+    def nodes(self) -> NDArray[np.uint32]:
+        """The numbers of own nodes, ascending, (own,)."""
+        return self._owners.nodes
+
+    @property
     def weighted(self) -> bool:
         """Whether links have weights."""
         return self.weights is not None
@@ -143,7 +168,7 @@ class DistributedNetwork:
     @property
     def ids(self) -> NDArray[Any]:
         """The ids of own nodes, (own,)."""
-        return np.arange(self.first, self.first + self.own) if self._ids is None else self._ids
+        return self.nodes.astype(np.int64) if self._ids is None else self._ids
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -153,8 +178,7 @@ class DistributedNetwork:
     @property
     def sources(self) -> NDArray[np.uint32]:
         """The node that each own link leaves; computed on each call."""
-        found: NDArray[np.uint32] = self._own_sources() + np.uint32(self.first)
-        return found
+        return self.nodes[self._own_sources()]
 
     @property
     def targets(self) -> NDArray[np.uint32]:
@@ -171,15 +195,14 @@ class DistributedNetwork:
     def nbytes(self) -> int:
         """Memory of the rows, the ids, the ghosts and what was derived from them so far, in bytes."""
         blocks = {id(block): block.nbytes for block in self._forms.values()}
-        return sum(blocks.values()) + (0 if self._ids is None else self._ids.nbytes)
+        return sum(blocks.values()) + (0 if self._ids is None else self._ids.nbytes) + self._owners.nbytes
 
     def _own_sources(self) -> NDArray[np.uint32]:
         return np.repeat(np.arange(self.own, dtype=np.uint32), np.diff(self.offsets))
 
     def columns(self, block: Block) -> NDArray[np.uint32]:
         """Return the number of the node of each column, (columns,)."""
-        own = np.arange(self.first, self.first + self.own, dtype=np.uint32)
-        return np.concatenate([own, block.ghosts])
+        return np.concatenate([self.nodes, block.ghosts])
 
     def _summed(self, *values: int) -> list[int]:
         every = [values] if self._comm.size == 1 else self._comm.allgather(values)
@@ -188,14 +211,16 @@ class DistributedNetwork:
     # Nodes.
 
     def owner(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the worker of each node, by number."""
-        return _owner(self._firsts, numbers)
+        """Return the worker of each node, by number. Collective."""
+        return self._owners.owner(numbers)
+
+    def places_of(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the places of own nodes among these, by number."""
+        return self._owners.places(numbers)
 
     def ids_of(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the id of each node, by number. Collective."""
-        return asked(
-            self._comm, self.owner(numbers), numbers, lambda came: self.ids[came.astype(np.int64) - self.first]
-        )
+        return asked(self._comm, self.owner(numbers), numbers, lambda came: self.ids[self.places_of(came)])
 
     def number(self, node: Any) -> int:
         """Return the number of an own node.
@@ -205,15 +230,26 @@ class DistributedNetwork:
         KeyError
             If this worker has no node with this id.
         """
+        return int(self.nodes[self.place(node)])
+
+    def place(self, node: Any) -> int:
+        """Return the place of an own node among these.
+
+        Raises
+        ------
+        KeyError
+            If this worker has no node with this id.
+        """
         place = self._place(node)
         if place < 0:
             raise KeyError(f"this worker's share of the network has no node {node!r}; gather() collects all")
-        return self.first + place
+        return place
 
     def _place(self, node: Any) -> int:
         if self._ids is None:
-            is_own = isinstance(node, int | np.integer) and self.first <= node < self.first + self.own
-            return int(node) - self.first if is_own else -1
+            if not isinstance(node, int | np.integer) or not 0 <= node < self.n:
+                return -1
+            return self._owners.find(int(node))
         if isinstance(node, str) != (self._ids.dtype.kind == "U") or not isinstance(node, str | int | np.integer):
             return -1
         place = int(np.searchsorted(self._ids, node))
@@ -250,7 +286,7 @@ class DistributedNetwork:
         ValueError
             On every worker, with the first link that is, by id.
         """
-        bad: tuple[Any, int, float] | None = None
+        bad: tuple[int, Any, int, float] | None = None
         if self.weights is not None:
             wrong = ~(self.weights >= 0)
             if finite:
@@ -258,17 +294,14 @@ class DistributedNetwork:
             if wrong.any():
                 block, at = self._forms["outgoing"], int(wrong.argmax())
                 row = int(np.searchsorted(self.offsets, at, side="right")) - 1
-                column = int(block.rows.targets[at])
-                target = self.first + column if column < self.own else int(block.ghosts[column - self.own])
-                bad = self.ids[row : row + 1].tolist()[0], target, float(self.weights[at])
+                target = int(self.columns(block)[block.rows.targets[at]])
+                bad = int(self.nodes[row]), self.ids[row : row + 1].tolist()[0], target, float(self.weights[at])
         every = [bad] if self._comm.size == 1 else self._comm.allgather(bad)
-        first = next((one for one in every if one is not None), None)
+        first = min((one for one in every if one is not None), key=lambda one: one[0], default=None)
         if first is None:
             return
-        source, number, weight = first
-        here = self.ids[number - self.first : number - self.first + 1].tolist() if number >= self.first else []
-        named = [here] if self._comm.size == 1 else self._comm.allgather(here)
-        target_id = named[int(self.owner(np.array([number]))[0])][0]
+        _, source, number, weight = first
+        (target_id,) = self.ids_of(np.array([number])).tolist()
         kind = f"{'finite and ' if finite else ''}not negative"
         raise ValueError(f"the link from {source!r} to {target_id!r} has weight {weight:g}; {what} are {kind}")
 
@@ -312,10 +345,18 @@ class DistributedNetwork:
             self._forms[name] = make()
         return self._forms[name]
 
-    def _dealt(self, change: Callable[[Piece], Piece], symmetric: bool, duplicates: Duplicates = "keep") -> Block:
-        """Deal own links anew, changed."""
+    def _dealt(
+        self,
+        change: Callable[[Piece], Piece],
+        symmetric: bool,
+        duplicates: Duplicates = "keep",
+        owners: Owners | None = None,
+    ) -> Block:
+        """Deal own links anew, changed, perhaps to other owners."""
         block = self._forms["outgoing"]
         rows, numbers, ends = block.rows, self.columns(block), block.ends()
+        # One piece even without links, which says whether these would have weights.
+        ends = ends if len(ends) > 1 else [0, self.own]
 
         def piece(at: int) -> Piece:
             begin, end = ends[at : at + 2]
@@ -324,12 +365,12 @@ class DistributedNetwork:
             weights = None if rows.weights is None else rows.weights[links]
             return change((sources, numbers[rows.targets[links]], weights))
 
-        return _dealt(self._comm, self._firsts, len(ends) - 1, piece, symmetric, duplicates)
+        return _dealt(self._comm, owners or self._owners, len(ends) - 1, piece, symmetric, duplicates)
 
     def part(self, block: Block, account: Account) -> Part:
         """Return this worker's part, for `_iterations`. Collective."""
         begin = time.perf_counter()
-        nodes = np.arange(self.first, self.first + self.own, dtype=np.uint32)
+        nodes = self.nodes
         owner = self.owner(block.ghosts).astype(np.uint16)
         boundary = Boundary(self._comm, owner, nodes, block.ghosts, account)
         account.cut_links, account.ghosts = self._cut, len(block.ghosts)
@@ -337,11 +378,38 @@ class DistributedNetwork:
         account.partition_seconds = time.perf_counter() - begin
         return Part(self._comm, self.n, self._links, nodes, block.ghosts, owner, block.rows, boundary, account)
 
+    def ordered(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Number some own nodes, ascending, over all workers in the order of their numbers; also return how many there are. Collective."""
+        return self._owners.ordered(nodes)
+
+    def redistributed(self, parts: NDArray[Any], method: str, begin: float) -> DistributedNetwork:
+        """Return the same network in which each own node, now in blocks, belongs to the worker that `parts` names. Collective."""
+        comm, homes = self._comm, self._owners
+        assert isinstance(homes, Blocks), "nodes are dealt anew from blocks"
+        owners = Parts(comm, homes, parts)
+        ids = None if self._ids is None else to_owners(comm, parts, self._ids)[0][0]
+        outgoing = self._dealt(lambda piece: piece, False, owners=owners)
+        return DistributedNetwork(
+            comm,
+            owners,
+            outgoing,
+            ids,
+            directed=self.directed,
+            attributes=self.attributes,
+            method=method,
+            seconds=time.perf_counter() - begin,
+        )
+
     # The whole.
 
     def gathered(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values of all nodes from those of own ones, on each worker. Collective."""
-        return all_gathered(self._comm, values)
+        found = all_gathered(self._comm, values)
+        return found if isinstance(self._owners, Blocks) else found[self._order()]
+
+    def _order(self) -> NDArray[np.intp]:
+        """Return where each node is among the own nodes of all workers, one worker's after the other's. Collective."""
+        return np.argsort(all_gathered(self._comm, self.nodes))
 
     def gather(self) -> Network:
         """Return the whole network, on each worker. Collective.
@@ -367,6 +435,12 @@ class DistributedNetwork:
         targets = all_gathered(comm, self.targets)
         weights = None if self.weights is None else all_gathered(comm, self.weights)
         ids = None if self._ids is None else all_gathered(comm, self._ids)
+        if not isinstance(self._owners, Blocks):
+            order = self._order()
+            links = spans(offsets[order], offsets[order + 1])
+            offsets = np.concatenate([[0], np.cumsum(np.diff(offsets)[order])])
+            targets, weights = targets[links], None if weights is None else weights[links]
+            ids = None if ids is None else ids[order]
         rows = CompressedRows(pool(), offsets, targets, weights, self.n)
         found = Network(rows, ids, directed=self.directed, attributes=dict(self.attributes))
         self._whole = weakref.ref(found)
@@ -383,25 +457,18 @@ def _without_loops(piece: Piece) -> Piece:
     return piece[0][apart], piece[1][apart], None
 
 
-def _owner(firsts: NDArray[np.int64], numbers: NDArray[Any]) -> NDArray[np.int64]:
-    # Of workers without nodes, the last begins where the next one with nodes does.
-    return np.searchsorted(firsts[:-1], numbers, side="right") - 1
-
-
 def components_of(network: DistributedNetwork, firsts: NDArray[Any], kind: type[Components], /, **more: Any) -> Any:
     """Return the result for the first node of each own node's component, numbered in the order of these. Collective."""
     comm: Any = network.comm
-    is_first = firsts == np.arange(network.first, network.first + network.own)
-    begun = int(is_first.sum())
-    every = [begun] if comm.size == 1 else comm.allgather(begun)
-    numbers = np.cumsum(is_first) - 1 + sum(every[: comm.rank])
+    starts = network.nodes[firsts == network.nodes].astype(np.int64)
+    numbers, count = network.ordered(starts)
     known, places, counts = np.unique(firsts, return_inverse=True, return_counts=True)
     owner = network.owner(known)
-    found = asked(comm, owner, known, lambda came: numbers[came - network.first])
+    found = asked(comm, owner, known, lambda came: numbers[np.searchsorted(starts, came)])
     (came, members), _ = to_owners(comm, owner, known, counts)
-    sizes = np.zeros(network.own, np.int64)
-    np.add.at(sizes, came - network.first, members)
-    return kind(network, found[places], sum(every), sizes[is_first], **more)
+    sizes = np.zeros(len(starts), np.int64)
+    np.add.at(sizes, np.searchsorted(starts, came), members)
+    return kind(network, found[places], count, sizes, **more)
 
 
 # Making one.
@@ -485,13 +552,14 @@ def of_numbers(
     ids : ndarray (own,) or None
         Of own nodes; None if they are the numbers, on all workers.
     """
-    outgoing = _dealt(comm, firsts, pieces, piece, not directed, duplicates)
-    return DistributedNetwork(comm, firsts, outgoing, ids, directed=directed, attributes=attributes)
+    owners = Blocks(comm, firsts)
+    outgoing = _dealt(comm, owners, pieces, piece, not directed, duplicates)
+    return DistributedNetwork(comm, owners, outgoing, ids, directed=directed, attributes=attributes)
 
 
 def _dealt(
     comm: Any,
-    firsts: NDArray[np.int64],
+    owners: Owners,
     pieces: int,
     piece: Callable[[int], Piece],
     symmetric: bool,
@@ -521,7 +589,7 @@ def _dealt(
             ends = np.stack([sources, targets], axis=1)
             more = [column[places // 2] for column in columns[2:]]
             columns = [ends.ravel()[places], ends[:, ::-1].ravel()[places], *more]
-        came, coming = to_owners(comm, _owner(firsts, columns[0]), *columns)
+        came, coming = to_owners(comm, owners.owner(columns[0]), *columns)
         cuts = np.cumsum(coming)[:-1]
         for rank, part in enumerate(zip(*(np.split(column, cuts) for column in came), strict=True)):
             received[rank].append(list(part))
@@ -532,10 +600,21 @@ def _dealt(
         column = [part.pop(0) for part in every]
         joined.append(np.concatenate([none, *column]) if len(joined) < 2 else np.concatenate([np.empty(0), *column]))
         del column
-    first, n = int(firsts[comm.rank]), int(firsts[-1])
-    joined[0] -= np.uint32(first)
-    own, weights = int(firsts[comm.rank + 1]) - first, joined[2] if weighted else None
-    return Block(*CompressedRows.of_block(pool(), joined[0], joined[1], weights, own, n, first, duplicates))
+    sources, targets, weights = joined[0], joined[1], joined[2] if weighted else None
+    sources = owners.places(sources).astype(np.uint32)
+    if isinstance(owners, Blocks):
+        return Block(
+            *CompressedRows.of_block(pool(), sources, targets, weights, owners.own, owners.n, owners.first, duplicates)
+        )
+    rows = CompressedRows.of_links(pool(), sources, targets, weights, owners.own, owners.n, duplicates)
+    del joined, sources, targets
+    # Links stay in the order of their targets' numbers; only their columns are those of this worker.
+    nodes, ends = owners.nodes, rows.targets
+    ghosts = np.setdiff1d(network_ids(pool(), ends.astype(np.int64)).astype(np.uint32), nodes, assume_unique=True)
+    known = np.concatenate([nodes, ghosts])
+    order = np.argsort(known)
+    places = order[network_find(pool(), known[order].astype(np.int64), ends.astype(np.int64))]
+    return Block(CompressedRows(pool(), rows.offsets, places.astype(np.uint32), rows.weights, len(known)), ghosts)
 
 
 def _bounds(comm: Any, values: list[NDArray[Any]]) -> NDArray[Any]:

@@ -43,7 +43,8 @@ def label_propagation(
         If `labels` has another length, or is not a number of a node.
     """
     count = network.own if isinstance(network, DistributedNetwork) else network.n
-    start = np.arange(network.first, network.first + count) if labels is None else np.asarray(labels)
+    nodes = network.nodes if isinstance(network, DistributedNetwork) else np.arange(network.n)
+    start = nodes if labels is None else np.asarray(labels)
     trouble = None
     if start.shape != (count,) or (len(start) and not 0 <= int(start.min()) <= int(start.max()) < network.n):
         trouble = ValueError(f"labels must be {count} integers from 0 to {network.n - 1}, one for each node")
@@ -90,10 +91,10 @@ def _shared(
             break
     known, firsts, places = np.unique(labels, return_index=True, return_inverse=True)
     owner = network.owner(known)
-    (came, members), _ = to_owners(comm, owner, known, firsts + network.first)
+    (came, members), _ = to_owners(comm, owner, known, network.nodes[firsts].astype(np.int64))
     least = np.full(own, network.n)
-    np.minimum.at(least, came - np.uint32(network.first), members)
-    begins = asked(comm, owner, known, lambda came: least[came - np.uint32(network.first)])
+    np.minimum.at(least, network.places_of(came), members)
+    begins = asked(comm, owner, known, lambda came: least[network.places_of(came)])
     result: Communities = components_of(
         network,
         begins[places],
@@ -128,7 +129,7 @@ def _modularity(network: DistributedNetwork, labels: NDArray[np.uint32], account
     np.add.at(sums, places, degrees)
     (came, parts), _ = to_owners(comm, network.owner(known), known, sums)
     of_label = np.zeros(network.own, np.int64)
-    np.add.at(of_label, came - np.uint32(network.first), parts)
+    np.add.at(of_label, network.places_of(came), parts)
     every = [(within, int(degrees.sum()))] if comm.size == 1 else comm.allgather((within, int(degrees.sum())))
     inside, total = (sum(column) for column in zip(*every, strict=True))
     if not total:

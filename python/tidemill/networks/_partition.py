@@ -24,7 +24,7 @@ from tidemill._tidemill import network_cut, network_partition
 from tidemill.ml._threads import pool
 from tidemill.networks._network import Network
 
-__all__ = ["Partition", "by_host", "partition"]
+__all__ = ["Partition", "by_host", "hashed", "partition"]
 
 Method = Literal["greedy", "blocks", "hash", "coordinates", "metis"]
 
@@ -140,8 +140,7 @@ def _made(network: Network, count: int, method: str, passes: int, imbalance: flo
         work = network.offsets[:-1] + np.arange(n)
         parts = work * count // max(1, network.rows.links + n)
     elif method == "hash":
-        # Fibonacci hashing (Knuth, The Art of Computer Programming 3, section 6.4).
-        parts = ((np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) % np.uint64(count)
+        parts = hashed(np.arange(n), count)
     elif method == "coordinates":
         parts = _bisected(network, count)
     elif method == "metis":
@@ -155,6 +154,14 @@ def _made(network: Network, count: int, method: str, passes: int, imbalance: flo
             f"method is 'greedy', 'blocks', 'hash', 'coordinates', 'metis' or the part of each node, not {method!r}"
         )
     return _measured(network, parts.astype(np.uint32), count, method, begin)
+
+
+def hashed(numbers: NDArray[Any], count: int) -> NDArray[np.uint64]:
+    """Return the part of each node by number: Fibonacci hashing (Knuth, The Art of Computer Programming 3, section 6.4)."""
+    found: NDArray[np.uint64] = (
+        (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    ) % np.uint64(count)
+    return found
 
 
 def _bisected(network: Network, count: int) -> NDArray[np.int64]:

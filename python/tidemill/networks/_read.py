@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +18,7 @@ from tidemill.dataset import DataSet, Table, from_arrow, read_csv, read_parquet
 from tidemill.ml._job import active
 from tidemill.networks import _memory, _text
 from tidemill.networks._distributed import AnyNetwork, DistributedNetwork, distributed
+from tidemill.networks._division import METHODS, divided
 from tidemill.networks._memory import Estimate
 from tidemill.networks._network import Duplicates, Network, built, check_options, numbered, objects
 
@@ -56,6 +56,7 @@ def read(
     duplicates: Duplicates = "first",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
     together: Literal[False] = False,
+    partition: None = None,
 ) -> Network: ...
 @overload
 def read(
@@ -66,12 +67,13 @@ def read(
     weights: bool | str | ArrayLike | None = None,
     columns: tuple[str, str] | None = None,
     nodes: int | ArrayLike | None = None,
-    coordinates: str | os.PathLike[str] | ArrayLike | None = None,
+    coordinates: Any = None,
     comments: str = "#%",
     delimiter: str | None = None,
     duplicates: Duplicates = "first",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
     together: Literal[True],
+    partition: Any = None,
 ) -> DistributedNetwork: ...
 def read(
     source: Any,
@@ -81,12 +83,13 @@ def read(
     weights: bool | str | ArrayLike | None = None,
     columns: tuple[str, str] | None = None,
     nodes: int | ArrayLike | None = None,
-    coordinates: str | os.PathLike[str] | ArrayLike | None = None,
+    coordinates: Any = None,
     comments: str = "#%",
     delimiter: str | None = None,
     duplicates: Duplicates = "first",
     self_loops: Literal["keep", "drop", "raise"] = "keep",
     together: bool = False,
+    partition: Any = None,
 ) -> AnyNetwork:
     """Read a network.
 
@@ -118,7 +121,8 @@ def read(
     nodes : int or array-like, optional
         Ids of nodes, to include nodes without links; a number ``n`` means the ids 0 to ``n - 1``.
     coordinates : str, path-like or array-like (n, 2), optional
-        A DIMACS file (``.co``), or coordinates in the order of the nodes.
+        A DIMACS file (``.co``), or coordinates in the order of the nodes. With ``partition="coordinates"``, a file, or ids, x
+        and y as three arrays or a table, of which each worker passes its own; they are not kept.
     comments : str, default="#%"
         Characters; a line of an edge list that begins with one of them is skipped.
     delimiter : str, optional
@@ -134,6 +138,12 @@ def read(
         each worker passes its own. Edge lists, DIMACS, Matrix Market and METIS are shared by lines; of a compressed file,
         rank 0 decompresses and sends the others their lines, and GraphML it reads alone. CSV and Parquet files are shared
         as by DataSets. Ids are integers or text.
+    partition : {"blocks", "hash", "coordinates", "greedy"}, pair of arrays or table, optional
+        With ``together=True``, which worker owns which nodes. By default ``"blocks"``: runs of ids with equally many links.
+        ``"hash"`` is for comparison; ``"coordinates"``, rectangles with equally many nodes, is for roads and meshes;
+        ``"greedy"`` moves nodes to where most of their neighbors are, and takes about as long as a hundred exchanges. A pair
+        ``(ids, workers)``, a DataSet or another table with these two columns names the worker of each node; each worker
+        passes its own rows. Results do not depend on it. ``network.partition`` has the cut, the balance and the time.
 
     Returns
     -------
@@ -160,8 +170,14 @@ def read(
     (4, 3, ['ann', 'bob', 'cid', 'dee'])
     """
     if together:
-        if coordinates is not None:
-            raise ValueError("a distributed network has no coordinates: its nodes are dealt by their ids")
+        if (coordinates is not None) != (isinstance(partition, str) and partition == "coordinates"):
+            raise ValueError(
+                "a distributed network has no coordinates, but partition='coordinates' needs them to deal its nodes: pass both or none"
+            )
+        if isinstance(partition, str) and partition not in METHODS:
+            raise ValueError(
+                f"partition is {', '.join(map(repr, METHODS))}, or ids and the worker of each, not {partition!r}"
+            )
         comm = active()
         share = _text.Share(comm.rank, comm.size, comm)
 
@@ -176,7 +192,10 @@ def read(
                 links.nodes = np.asarray(nodes)
             return links
 
-        return _shared(comm, share, read_share, with_options, source, directed, duplicates, self_loops)
+        network = _shared(comm, share, read_share, with_options, source, directed, duplicates, self_loops)
+        return _divided(network, partition, coordinates, share)
+    if partition is not None:
+        raise ValueError("partition= deals the nodes of a network that workers share: pass together=True, too")
     links = _links(source, format, weights, columns, comments, delimiter, None)
     if links.complete is not None:
         links.complete(links, [links.summary], 0)
@@ -240,30 +259,12 @@ def _shared(
     """Return the network of which each worker reads its share. Collective."""
 
     def attempt(work: Callable[[], T]) -> T:
-        """Do it on every worker, or raise the first one's error on all; only then is there something collective."""
-        found, trouble = None, None
-        try:
-            found = work()
-        except Exception as error:  # It is raised on all workers.
-            trouble = error
-        mine = share.lines, trouble
-        told = [mine] if comm.size == 1 else comm.allgather(mine)
-        failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
-        if failed is None:
-            return cast(T, found)
-        # Shares before it were read to their ends, so that they know how many lines they have.
-        before, first = sum(lines for lines, _ in told[:failed]), told[failed][1]
-        assert first is not None
-        if isinstance(first, ValueError) and before:
-            text = re.sub(r"line (\d+)", lambda line: f"line {int(line[1]) + before}", str(first), count=1)
-            first = type(first)(text)
-        raise first
+        return _text.together(share, work)
 
     if isinstance(source, str | os.PathLike):
         # Before tables, whose reading is collective.
         attempt(lambda: Path(source).open("rb").close())
     links = attempt(read_share)
-    share.lines = 0
     complete = links.complete
     # Of a file, all workers have it or none.
     if complete is not None:
@@ -277,6 +278,48 @@ def _shared(
     attempt(lambda: _memory.check(_name(source), count, 0, weighted, not is_directed, comm.size))
     _same_ids(comm, links)
     return distributed(comm, links, directed=is_directed, duplicates=duplicates)
+
+
+def _divided(network: DistributedNetwork, partition: Any, coordinates: Any, share: _text.Share) -> DistributedNetwork:
+    """Deal the nodes of a network by a partition. Collective."""
+    if partition is None:
+        return network
+    if not isinstance(partition, str):
+        return divided(network, "given", _columns(partition, 2, "partition", share))
+    if partition != "coordinates":
+        return divided(network, partition, None)
+    if isinstance(coordinates, str | os.PathLike):
+        path = Path(coordinates)
+        where: tuple[Any, ...] = _text.together(share, lambda: _text.coordinates_of(path, share))
+    else:
+        where = _columns(coordinates, 3, "coordinates", share)
+    return divided(network, partition, where)
+
+
+def _columns(given: Any, count: int, name: str, share: _text.Share) -> tuple[NDArray[Any], ...]:
+    """Return ids and numbers, of a table the rows of this worker. Collective."""
+    wanted = "ids and workers" if count == 2 else "ids, x and y"
+    is_table = isinstance(given, DataSet | Table) or hasattr(given, "__arrow_c_stream__")
+    if is_table:
+        table = given if isinstance(given, DataSet) else from_arrow(given)
+        names = list(table.schema)[:count]
+        found = table.select(*names).collect_local().to_numpy()
+        given = tuple(found[column] for column in names)
+
+    def checked() -> tuple[NDArray[Any], ...]:
+        if not isinstance(given, tuple | list) or len(given) != count:
+            raise ValueError(f"{name} needs {wanted}, as {count} arrays or the columns of a table")
+        ids = _array(given[0]) if not isinstance(given[0], np.ndarray) else given[0]
+        ids = ids.astype(str) if ids.dtype.kind == "O" else ids
+        ids = ids if len(ids) else ids.astype(np.int64)
+        values = [np.asarray(column) for column in given[1:]]
+        if any(column.shape != (len(ids),) or (len(ids) and column.dtype.kind not in "iuf") for column in values):
+            raise ValueError(f"{name} needs {wanted}: numbers, one for each id")
+        if count == 2 and any(column.dtype.kind == "f" and len(column) for column in values):
+            raise ValueError(f"{name}: workers are integers")
+        return ids, *(column.astype(np.int64 if count == 2 else np.float64) for column in values)
+
+    return share.agreed(checked)
 
 
 def _alone(comm: Any, links: _text.Links, duplicates: Duplicates, self_loops: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Communities", "Components", "Cores", "Flow", "Forest", "NodeValues", "Paths", "Scores", "Search"]
 
 Result = TypeVar("Result", bound="NodeValues")
+Parted = TypeVar("Parted", bound="Components")
 
 
 @dataclass
@@ -100,7 +101,8 @@ class NodeValues:
 
     def __getitem__(self, node: Any) -> Any:
         """Return the value of a node, by its id."""
-        return self.values[self.network.number(node) - self.network.first].item()
+        network = self.network
+        return self.values[network.number(node) if isinstance(network, Network) else network.place(node)].item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values, dtype=dtype, copy=copy)
@@ -167,9 +169,9 @@ class Scores(NodeValues):
         at = np.argsort(-self.values, kind="stable")[:count]
         best = list(zip(self.network.ids[at].tolist(), self.values[at].tolist(), strict=True))
         if not isinstance(self.network, Network):
-            # The first worker has the first nodes, and the sort keeps their order.
-            every = itertools.chain.from_iterable(self.network.comm.allgather(best))
-            best = sorted(every, key=lambda one: -one[1])[:count]
+            numbered = list(zip(best, self.network.nodes[at].tolist(), strict=True))
+            every = itertools.chain.from_iterable(self.network.comm.allgather(numbered))
+            best = [one for one, _ in sorted(every, key=lambda pair: (-pair[0][1], pair[1]))[:count]]
         return best
 
 
@@ -239,7 +241,6 @@ class Components(NodeValues):
 
     count: int
     sizes: NDArray[np.int64]
-    _arrays: ClassVar[tuple[str, ...]] = ("values", "sizes")
     _column: ClassVar[str] = "component"
 
     @classmethod
@@ -257,6 +258,13 @@ class Components(NodeValues):
         order[np.argsort(firsts, kind="stable")] = np.arange(len(firsts))
         values = order[places]
         return cls(network, values, len(firsts), np.bincount(values, minlength=len(firsts)), **more)
+
+    def gather(self: Parted) -> Parted:
+        """Return the result for all nodes, and the whole network, on each worker; see `NodeValues.gather`."""
+        found = super().gather()
+        if found is not self:
+            found.sizes = np.bincount(found.values, minlength=found.count)
+        return found
 
     def members(self, component: int) -> NDArray[Any]:
         """Return the ids of the nodes of a component."""
@@ -288,7 +296,7 @@ class Communities(Components):
     modularity: float = 0.0
     iterations: int = 0
     labels: NDArray[np.int64] | None = None
-    _arrays: ClassVar[tuple[str, ...]] = ("values", "sizes", "labels")
+    _arrays: ClassVar[tuple[str, ...]] = ("values", "labels")
     _column: ClassVar[str] = "community"
 
 

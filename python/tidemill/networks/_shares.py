@@ -159,13 +159,13 @@ def forest_of(
     Borůvka's rounds: each tree takes its best link to another one, which the owner of its root finds, and roots follow links
     to the root of all. Links of equal weight are ordered by their ends, so the forest is that of one worker.
     """
-    comm, own, first = network.comm, network.own, network.first
+    comm, own, place = network.comm, network.own, network.places_of
     block = network.outgoing()
     boundary = network.part(block, account).boundary
     offsets, targets, weights = block.rows.offsets, block.rows.targets, block.rows.weights
     numbers = network.columns(block).astype(np.int64)
     nodes = np.repeat(np.arange(own), np.diff(offsets))
-    left = np.flatnonzero(numbers[targets] > nodes + first)
+    left = np.flatnonzero(numbers[targets] > numbers[nodes])
     begins, ends = nodes[left], targets[left].astype(np.int64)
     weight = np.ones(len(left)) if weights is None else weights[left]
     #: The root of each column's tree, and for each own node that is a root, the root that its tree has joined.
@@ -183,20 +183,20 @@ def forest_of(
         offered = _best(offered, maximum)
         came, _ = to_owners(comm, network.owner(offered[0]), *offered)
         roots, others, *link_of_root = _best(came, maximum)
-        parents[roots - first] = others
+        parents[place(roots)] = others
         # Two trees that take the same link follow each other: the smaller root stays.
-        followed = asked(comm, network.owner(others), others, lambda came: parents[came - first])
+        followed = asked(comm, network.owner(others), others, lambda came: parents[place(came)])
         stays = (followed == roots) & (roots < others)
-        parents[roots[stays] - first] = roots[stays]
+        parents[place(roots[stays])] = roots[stays]
         chosen.append([column[~stays] for column in link_of_root])
         while True:
-            now = parents[roots - first]
-            then = asked(comm, network.owner(now), now, lambda came: parents[came - first])
-            parents[roots - first] = then
+            now = parents[place(roots)]
+            then = asked(comm, network.owner(now), now, lambda came: parents[place(came)])
+            parents[place(roots)] = then
             if not _any(comm, bool((then != now).any())):
                 break
         known, places = np.unique(trees[:own], return_inverse=True)
-        trees[:own] = asked(comm, network.owner(known), known, lambda came: parents[came - first])[places]
+        trees[:own] = asked(comm, network.owner(known), known, lambda came: parents[place(came)])[places]
     empty = [np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)]
     columns = [np.concatenate(parts) for parts in zip(empty, *chosen, strict=True)]
     (found, sources, reached), _ = to_owners(comm, network.owner(columns[1]), *columns)

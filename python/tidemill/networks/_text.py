@@ -28,7 +28,18 @@ from tidemill._tidemill import network_parse
 from tidemill.ml._threads import pool
 from tidemill.networks import _memory
 
-__all__ = ["Links", "Share", "coordinates", "dimacs", "edge_list", "matrix_market", "metis", "opened"]
+__all__ = [
+    "Links",
+    "Share",
+    "coordinates",
+    "coordinates_of",
+    "dimacs",
+    "edge_list",
+    "matrix_market",
+    "metis",
+    "opened",
+    "together",
+]
 
 T = TypeVar("T")
 
@@ -196,6 +207,28 @@ class Share:
                 yield piece
             else:
                 self.comm.send(piece, owner, _TAG)
+
+
+def together(share: Share, read: Callable[[], T]) -> T:
+    """Read a share on every worker, or raise the first one's error on all, by its line in the file. Collective."""
+    share.lines = share.links = 0
+    found, trouble = None, None
+    try:
+        found = read()
+    except Exception as error:  # It is raised on all workers.
+        trouble = error
+    mine = share.lines, trouble
+    told = [mine] if share.size == 1 else share.comm.allgather(mine)
+    failed = next((rank for rank, (_, error) in enumerate(told) if error is not None), None)
+    if failed is None:
+        return cast(T, found)
+    # Shares before it were read to their ends, so that they know how many lines they have.
+    before, first = sum(lines for lines, _ in told[:failed]), told[failed][1]
+    assert first is not None
+    if isinstance(first, ValueError) and before:
+        text = re.sub(r"line (\d+)", lambda line: f"line {int(line[1]) + before}", str(first), count=1)
+        first = type(first)(text)
+    raise first
 
 
 def _share_of(stream: IO[bytes], begin: int, end: int) -> IO[bytes]:

@@ -50,7 +50,8 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
 
 def gathered_links(net: Any, links: list[Any]) -> list[Any]:
     every = net.comm.allgather(links) if hasattr(net, "comm") else [links]
-    return [link for some in every for link in some]
+    # A partition leaves them at any worker.
+    return sorted(link for some in every for link in some)
 
 
 def undirected_results(net: Any) -> dict[str, Any]:
@@ -71,6 +72,15 @@ def shared(ends: tuple[Any, ...], source: Any, options: dict[str, Any]) -> dict[
     job = tm.init()
     m = len(ends[0])
     share = slice(m * job.rank // job.size, m * (job.rank + 1) // job.size)
+    # Partitions that are given, and coordinates, are of any share of the nodes, too.
+    own = {
+        name: tuple(column[job.rank :: job.size] for column in given)
+        for name, given in options.items()
+        if isinstance(given, tuple)
+    }
+    options = {**options, **own}
+    if isinstance(options.get("partition"), tuple):
+        options["partition"] = (options["partition"][0], options["partition"][1] % job.size)
     net = tm.networks.read(tuple(side[share] for side in ends), together=True, **options)
     assert len(net.ids) == net.own == len(net.offsets) - 1
     assert len(net.sources) == len(net.targets) == net.offsets[-1]
@@ -96,6 +106,38 @@ def test_results_are_those_of_the_whole_network(directed: bool, duplicates: Any)
                     assert found[name] == value, (workers, kept, name)
 
 
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize("partition", ["hash", "coordinates", "greedy", "given", "one", "text"])
+def test_results_do_not_depend_on_the_partition(directed: bool, partition: str) -> None:
+    """A link at a wrong owner, in another order, a wrong ghost, or a number taken for a place, changes some of them."""
+    sources, targets, weights = links(4, 150)
+    nodes: Any = np.arange(150)
+    options: dict[str, Any] = {"directed": directed, "duplicates": "sum", "nodes": 150}
+    if partition == "text":
+        names = np.array([f"n{at}" for at in range(150)])
+        sources, targets, nodes = names[sources], names[targets], names
+        options["nodes"] = names
+    ends = sources, targets, weights
+    source = nodes[3].item()
+    expected = whole_results(tm.networks.read(ends, **options), source, "global")
+    rng = np.random.default_rng(8)
+    order = rng.permutation(150)
+    if partition in ("given", "text"):
+        options["partition"] = nodes[order], rng.integers(0, 100, 150)
+    elif partition == "one":
+        # All are one worker's, and others have none.
+        options["partition"] = nodes[order], np.zeros(150, int)
+    else:
+        options["partition"] = partition
+    if partition == "coordinates":
+        # Some are equal, and some negative.
+        options["coordinates"] = nodes[order], rng.integers(-3, 4, 150) / 2, rng.integers(-9, 4, 150) / 2
+    for workers in (1, 3) if directed else (2, 4):
+        for found in run(shared, ends, source, options, workers=workers):
+            for name, value in expected.items():
+                assert found[name] == value, (workers, name)
+
+
 @pytest.mark.parametrize("ids", ["sparse", "large", "text"])
 def test_ids_are_mapped(ids: str) -> None:
     """Ids that are not the numbers of nodes, of any type that can be sorted."""
@@ -116,11 +158,11 @@ def test_ids_are_mapped(ids: str) -> None:
             assert found == expected
 
 
-def synchronized(ends: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+def synchronized(ends: tuple[Any, ...], options: dict[str, Any], partition: Any) -> tuple[Any, Any]:
     job = tm.init()
     m = len(ends[0])
     share = slice(m * job.rank // job.size, m * (job.rank + 1) // job.size)
-    net = tm.networks.read(tuple(side[share] for side in ends), directed=False, together=True)
+    net = tm.networks.read(tuple(side[share] for side in ends), directed=False, together=True, partition=partition)
     paths = tm.networks.shortest_paths(net, [3], **options)
     components = tm.networks.connected_components(net, **options)
     if options["sync"] == "partial":
@@ -129,14 +171,15 @@ def synchronized(ends: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, A
     return scores.gather().values, (paths.gather().values.tolist(), components.gather().values.tolist())
 
 
+@pytest.mark.parametrize("partition", ["blocks", "hash", "greedy"])
 @pytest.mark.parametrize("sync", ["global", "partial", "auto", "async"])
-def test_all_kinds_of_synchronization(sync: str) -> None:
+def test_all_kinds_of_synchronization(sync: str, partition: str) -> None:
     ends = links(7, 150)
     net = tm.networks.read(ends, directed=False)
     alone = tm.networks.pagerank(net, tol=1e-13, max_iter=2000, personalization={3: 1, 7: 2})
     lengths = tm.networks.shortest_paths(net, [3]).values.tolist()
     components = tm.networks.connected_components(net).values.tolist()
-    for scores, others in run(synchronized, ends, {"sync": sync}, workers=3):
+    for scores, others in run(synchronized, ends, {"sync": sync}, partition, workers=3):
         # The changes of all scores add up to n * tol; what is left to change is about six times that.
         np.testing.assert_allclose(scores, alone.values, atol=1e-10)
         assert others == (lengths, components)
@@ -394,3 +437,161 @@ def test_results_stay_where_nodes_are(tmp_path: Path) -> None:
     found = run(used, str(path), workers=2)
     assert found[0][:2] == found[1][:2] == (5, [8, 8, 8, 8, 8])
     assert found[0][2] + found[1][2] == 40
+
+
+def roads(folder: Path, side: int) -> tuple[str, str]:
+    """Write a grid with a missing street here and there, whose ids say nothing of where a node is."""
+    rng = np.random.default_rng(11)
+    ids = rng.permutation(side * side).reshape(side, side) + 1
+    pairs = [(ids[:, :-1], ids[:, 1:]), (ids[:-1], ids[1:])]
+    ends = np.concatenate([np.stack([one.ravel(), other.ravel()], axis=1) for one, other in pairs])
+    ends = ends[rng.random(len(ends)) < 0.9]
+    arcs = [f"a {a} {b} {length}" for a, b in ends.tolist() for length in [1 + (a * b) % 7]]
+    (folder / "roads.gr").write_text("\n".join([f"p sp {side * side} {len(arcs)}", *arcs, ""]))
+    where = {node: place for place, node in np.ndenumerate(ids)}
+    lines = [f"v {node} {where[node][1] * 10} {where[node][0] * 10}" for node in sorted(where)]
+    (folder / "roads.co").write_text("\n".join([f"p aux sp co {side * side}", *lines, ""]))
+    return str(folder / "roads.gr"), str(folder / "roads.co")
+
+
+def partitioned_roads(files: tuple[str, str], partition: str) -> dict[str, Any]:
+    where = files[1] if partition == "coordinates" else None
+    net = tm.networks.read(files[0], directed=False, together=True, partition=partition, coordinates=where)
+    found: dict[str, Any] = {"partition": net.partition, "nodes": net.nodes.tolist(), "ids": net.ids.tolist()}
+    for sync in ("global", "partial"):
+        scores = tm.networks.pagerank(net, rule="largest", tol=1e-5, normalized=False, sync=sync)
+        paths = tm.networks.shortest_paths(net, [1], sync=sync)
+        assert scores.account is not None and paths.account is not None
+        found[sync] = {
+            "rounds": scores.account.rounds,
+            "bytes": scores.account.bytes_sent,
+            "rounds of paths": paths.account.rounds,
+            "bytes of paths": paths.account.bytes_sent,
+        }
+        found[f"values, {sync}"] = scores.gather().values, paths.gather().values.tolist()
+    return found
+
+
+def test_a_partition_of_roads_saves_rounds_and_bytes(tmp_path: Path) -> None:
+    """The account of partial synchronization, by blocks of ids that say nothing, and by partitions that keep neighbors together."""
+    files = roads(tmp_path, 40)
+    whole = tm.networks.read(files[0], directed=False, coordinates=files[1])
+    every = {
+        name: run(partitioned_roads, files, name, workers=4) for name in ("blocks", "hash", "coordinates", "greedy")
+    }
+    first = every["blocks"][0]
+    for name, workers in every.items():
+        report = workers[0]["partition"]
+        assert (report.method, report.count) == (name, 4) and report.seconds >= 0
+        parts = np.empty(whole.n, np.int64)
+        for rank, one in enumerate(workers):
+            parts[one["nodes"]] = rank
+            assert one["ids"] == whole.ids[one["nodes"]].tolist()
+            assert one["partition"].cut_links == report.cut_links and one["partition"].balance == report.balance
+            assert one["values, global"][0].tolist() == first["values, global"][0].tolist()
+            assert one["values, partial"][1] == first["values, global"][1]
+            np.testing.assert_allclose(one["values, partial"][0], first["values, global"][0], atol=2e-3)
+        again = tm.networks.partition(whole, 4, method=parts)
+        assert (again.cut_links, again.balance) == (report.cut_links, report.balance)
+        if name in ("coordinates", "hash"):
+            # As of the whole network.
+            other = tm.networks.partition(whole, 4, method=name)  # type: ignore[arg-type]
+            assert other.parts.tolist() == parts.tolist()
+
+    def total(name: str, sync: str, what: str) -> int:
+        return sum(one[sync][what] for one in every[name])
+
+    cuts = {name: workers[0]["partition"].cut_links for name, workers in every.items()}
+    assert cuts["coordinates"] < cuts["blocks"] / 20 and cuts["greedy"] < cuts["blocks"] / 2
+    assert all(workers[0]["partition"].balance <= 1.051 for workers in every.values())
+    for name in ("coordinates", "greedy"):
+        for what in ("bytes", "bytes of paths", "rounds of paths"):
+            assert total(name, "partial", what) < total("blocks", "partial", what), (name, what)
+    assert total("coordinates", "partial", "rounds") < total("blocks", "partial", "rounds")
+    # Fewer than half of the rounds of global synchronization, at a tenth of the bytes or less by blocks.
+    assert total("coordinates", "partial", "rounds") < total("coordinates", "global", "rounds") / 2
+    assert total("coordinates", "partial", "bytes") < total("blocks", "partial", "bytes") / 10
+
+
+def badly_partitioned(case: str) -> str:
+    """On a worker: what is wrong with a partition is an error on all."""
+    rank = tm.init().rank
+    options: dict[str, Any] = {"together": True}
+    nodes = [0, 1] if rank else [2, 3]
+    if case == "missing":
+        options["partition"] = nodes[: 2 - rank], [0, 1][: 2 - rank]
+    elif case == "worker":
+        options["partition"] = nodes, [0, 2 * rank]
+    elif case == "unknown":
+        options["partition"] = [*nodes, 5 + rank], [0, 1, 1]
+    elif case == "twice":
+        options["partition"] = [*nodes, 0], [0, 1, rank]
+    elif case == "types":
+        options["partition"] = (["a"], [0]) if rank else (nodes, [0, 1])
+    elif case == "length":
+        options["partition"] = nodes, [0, 1, 1][rank:]
+    elif case == "floats":
+        options["partition"] = nodes, [0.0, 1.5]
+    elif case == "name":
+        options["partition"] = "best"
+    elif case == "needs":
+        options["partition"] = "coordinates"
+    elif case == "nowhere":
+        options.update(partition="coordinates", coordinates=(nodes, [0.0, 1.0], [1.0, np.nan if rank else 2.0]))
+    elif case == "alone":
+        options.update(together=False, partition="hash")
+    elif case == "first":
+        options["partition"] = "hash"
+    try:
+        net = tm.networks.read(([0, 1, 2, 3], [1, 2, 3, 0]), **options)
+        return str(net.first)
+    except (ValueError, TypeError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("missing", "node 1 has no worker"),
+        ("worker", "the worker of node 1 is not from 0 to 1"),
+        ("unknown", "partition: the network has no node 5"),
+        ("twice", "partition: there are different values for node 0"),
+        ("types", "partition: ids are of type <U1, but those of the network of type int64"),
+        ("length", "partition needs ids and workers: numbers, one for each id"),
+        ("floats", "partition: workers are integers"),
+        ("name", "partition is 'blocks', 'greedy', 'hash', 'coordinates', or ids and the worker of each, not 'best'"),
+        ("needs", "partition='coordinates' needs them"),
+        ("nowhere", "node 1 has no coordinates"),
+        ("alone", "pass together=True, too"),
+        ("first", "with partition='hash', own nodes are not a run of numbers"),
+    ],
+)
+def test_errors_of_partitions_are_on_every_worker(case: str, words: str) -> None:
+    for message in run(badly_partitioned, case, workers=2):
+        assert words in message
+
+
+def by_a_table(n: int) -> Any:
+    """On a worker: the column of a DataSet says whose a node is; links are negative on one worker, and named by id."""
+    job = tm.init()
+    data = tm.from_dict({"node": [f"n{at}" for at in range(n)], "worker": [at % job.size for at in range(n)]})
+    ends = [f"n{at}" for at in range(n)], [f"n{(at + 1) % n}" for at in range(n)]
+    links = tm.from_dict({"from": ends[0], "to": ends[1], "weight": [1.0] * (n - 1) + [-1.0]})
+    net = tm.networks.read(links, together=True, partition=data)
+    with pytest.raises(ValueError, match=f"from 'n{n - 1}' to 'n0' has weight -1"):
+        tm.networks.shortest_paths(net, ["n0"])
+    components = tm.networks.connected_components(net)
+    levels = tm.networks.bfs(net, "n0")
+    ids = net.ids.tolist()
+    assert all(levels[node] == int(node[1:]) for node in ids)
+    assert levels.gather().path_to("n3") == ["n0", "n1", "n2", "n3"]
+    return ids, components.count, components.gather().sizes.tolist(), tm.networks.pagerank(net, weighted=False).top(n)
+
+
+def test_the_column_of_a_table_deals_nodes() -> None:
+    found = run(by_a_table, 11, workers=3)
+    for rank, (ids, *others) in enumerate(found):
+        assert ids == sorted(f"n{at}" for at in range(rank, 11, 3))
+        assert others[:2] == [1, [11]]
+        # Scores of a ring are equal, and nodes then come in the order of ids.
+        assert [node for node, _ in others[2]] == sorted(f"n{at}" for at in range(11))
