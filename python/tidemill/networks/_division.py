@@ -1,12 +1,13 @@
 """Partitions of a network that workers share: which worker gets which nodes, found from what each has of it.
 
 They are those of `_partition` for a network that each worker has, with the same results, but for `greedy`. Source of that: Ugander
-and Backstrom (2013), Balanced label propagation for partitioning massive graphs, with the score of Stanton and Kliot (2012).
+and Backstrom (2013), Balanced label propagation for partitioning massive graphs.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import Any
 
@@ -26,7 +27,9 @@ METHODS = ("blocks", "greedy", "hash", "coordinates")
 Given = tuple[NDArray[Any], ...]
 
 #: Passes over all nodes, the pieces of a pass between which workers exchange, and how much larger than the mean a part may be.
-_PASSES, _PIECES, _IMBALANCE = 10, 8, 0.05
+_PASSES, _PIECES, _IMBALANCE = 20, 8, 0.05
+#: In which the moves that fit are found.
+_ROUNDS = 20
 
 
 def divided(network: DistributedNetwork, method: str, given: Given | None) -> DistributedNetwork:
@@ -194,7 +197,8 @@ def _greedy(network: DistributedNetwork) -> NDArray[np.int64]:
     """Return parts with few links between them: nodes move to where most of their neighbors are, and room is. Collective.
 
     It begins with blocks, in which ids may already say where a node is. A piece of the nodes of all workers moves at a time;
-    each worker may fill its share of a part's room, so that no part outgrows it. The best of all passes is kept.
+    as many as there is room for, counting what leaves. Blocks, which are equal by links, may be too large at first. The best
+    of all passes is kept.
     """
     comm, own, size = network.comm, network.own, network.comm.size
     block = network.both()
@@ -202,7 +206,7 @@ def _greedy(network: DistributedNetwork) -> NDArray[np.int64]:
     offsets, targets = block.rows.offsets, block.rows.targets
     parts = np.full(block.rows.columns, comm.rank, np.int64)
     rows = np.repeat(np.arange(own), np.diff(offsets))
-    room = max((1 + _IMBALANCE) * network.n / size, max(comm.allgather(own)) if size > 1 else own)
+    room = (1 + _IMBALANCE) * network.n / size
     bounds = [own * at // _PIECES for at in range(_PIECES + 1)]
 
     def summed(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -210,12 +214,15 @@ def _greedy(network: DistributedNetwork) -> NDArray[np.int64]:
         total: NDArray[np.int64] = np.sum(every, axis=0)
         return total
 
-    def cut() -> int:
-        return int(summed(np.array([np.count_nonzero(parts[rows] != parts[targets])]))[0])
+    def judged() -> tuple[int, int]:
+        """Return how many nodes have no room, and the number of links cut, both ways: the less, the better."""
+        largest = int(summed(np.bincount(parts[:own], minlength=size)).max())
+        cut = np.count_nonzero(parts[rows] != parts[targets])
+        return max(0, largest - math.floor(room)), int(summed(np.array([cut]))[0])
 
     boundary.pull(parts)
     best: NDArray[np.int64] = parts[:own].copy()
-    least = cut()
+    least = judged()
     for _ in range(_PASSES):
         moved = 0
         for begin, end in itertools.pairwise(bounds):
@@ -223,26 +230,41 @@ def _greedy(network: DistributedNetwork) -> NDArray[np.int64]:
             links = slice(int(offsets[begin]), int(offsets[end]))
             pairs = (rows[links] - begin) * size + parts[targets[links]]
             near = np.bincount(pairs, minlength=(end - begin) * size).reshape(-1, size)
-            scores = near * np.maximum(0.0, 1 - sizes / room)
             here = np.arange(end - begin)
             now = parts[begin:end]
-            # A node that stays needs no room.
-            stay = near[here, now] * np.maximum(0.0, 1 - (sizes[now] - 1) / room)
-            wished = scores.argmax(axis=1) if len(scores) else here
+            # Of parts with equally many neighbors the emptier one; one without room keeps only nodes without any elsewhere.
+            scores = near * np.where(sizes > room, 0.0, 2 - sizes * size / max(1, network.n))
+            stay = scores[here, now].copy()
+            scores[here, now] = 0
+            wished = scores.argmax(axis=1) if end > begin else here
             gains = scores[here, wished] - stay
-            movers = np.flatnonzero((gains > 0) & (wished != now))
-            movers = movers[np.argsort(-gains[movers], kind="stable")]
-            quota = np.maximum(0, (room - sizes) // size).astype(np.int64)
-            order = np.argsort(wished[movers], kind="stable")
-            to = wished[movers][order]
-            place = np.arange(len(to)) - np.searchsorted(to, to)
-            movers = movers[order][place < quota[to]]
+            movers = np.flatnonzero(gains > 0)
+            ways = now[movers] * size + wished[movers]
+            wishes = np.bincount(ways, minlength=size * size)
+            allowed = _allowed(summed(wishes).reshape(size, size), sizes, room).ravel()[ways] * wishes[ways]
+            # Those that gain most, of each way from part to part.
+            order = np.lexsort((-gains[movers], ways))
+            place = np.arange(len(ways)) - np.searchsorted(ways[order], ways[order])
+            movers = movers[order][place + 1 <= allowed[order]]
             parts[begin + movers] = wished[movers]
             moved += len(movers)
             boundary.pull(parts)
-        now_cut = cut()
-        if now_cut < least:
-            best, least = parts[:own].copy(), now_cut
+        if (found := judged()) < least:
+            best, least = parts[:own].copy(), found
         if not summed(np.array([moved]))[0]:
             break
     return best
+
+
+def _allowed(wishes: NDArray[np.int64], sizes: NDArray[np.int64], room: float) -> NDArray[np.float64]:
+    """Return the share of the moves from each part to each other that can be done, so that no part outgrows its room.
+
+    What leaves a part makes room for what comes. Shares only fall from round to round, so they end where all fit.
+    """
+    shares = np.ones(len(sizes))
+    for _ in range(_ROUNDS):
+        leaving = (wishes * shares).sum(axis=1)
+        coming = wishes.sum(axis=0)
+        fitting = np.minimum(np.maximum(0.0, room - sizes + leaving), coming)
+        shares = np.minimum(shares, np.divide(fitting, coming, out=np.ones(len(sizes)), where=coming > 0))
+    return np.broadcast_to(shares, wishes.shape)

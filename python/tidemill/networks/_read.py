@@ -141,7 +141,7 @@ def read(
     partition : {"blocks", "hash", "coordinates", "greedy"}, pair of arrays or table, optional
         With ``together=True``, which worker owns which nodes. By default ``"blocks"``: runs of ids with equally many links.
         ``"hash"`` is for comparison; ``"coordinates"``, rectangles with equally many nodes, is for roads and meshes;
-        ``"greedy"`` moves nodes to where most of their neighbors are, and takes about as long as a hundred exchanges. A pair
+        ``"greedy"`` moves nodes to where most of their neighbors are, in at most 160 sweeps and exchanges. A pair
         ``(ids, workers)``, a DataSet or another table with these two columns names the worker of each node; each worker
         passes its own rows. Results do not depend on it. ``network.partition`` has the cut, the balance and the time.
 
