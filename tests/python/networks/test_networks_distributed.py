@@ -395,6 +395,15 @@ def test_memory_is_stated_and_within_the_budget(tmp_path: Path) -> None:
         assert found[3] == "10" or int(found[3]) <= 10
 
 
+def test_memory_of_a_compressed_file_is_within_the_budget(tmp_path: Path) -> None:
+    """How much it has shows only while it is read, when the others wait for its lines, or the first worker sends them."""
+    path = tmp_path / "links.txt.gz"
+    path.write_bytes(gzip.compress(b"1000001 1000002\n" * 6_000_000, 1))
+    for found in run(refused, str(path), workers=2):
+        assert all("but this worker may take 50 MiB" in message for message in found[:2])
+        assert all("shared by 2 workers" in message for message in found[:2])
+
+
 def small(n: int) -> list[Any]:
     """On a worker: fewer nodes than workers."""
     rank = tm.init().rank
