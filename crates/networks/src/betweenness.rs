@@ -6,7 +6,7 @@
 
 use crate::error::{NetworkError, ensure};
 use crate::rows::CompressedRows;
-use crate::shared::gather_sum;
+use crate::shared::{SharedSlice, gather_sum};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Mutex;
@@ -246,6 +246,41 @@ impl LengthCounts {
     }
 }
 
+/// For each of the `wanted` rows of a part, the sums of `width` values of each of its targets; zeros for others. A row's
+/// sums do not depend on threads or parts. With frontiers as values, this is a step of Brandes's algorithm for `width`
+/// sources at once, as a product with a matrix.
+///
+/// Source: J. Kepner and J. Gilbert (eds.), Graph Algorithms in the Language of Linear Algebra (2011), chapter 6.
+///
+/// # Errors
+/// `BadArgument` if lengths differ.
+pub fn row_sums(
+    pool: &Pool,
+    links: &CompressedRows,
+    values: &[f64],
+    width: usize,
+    wanted: &[bool],
+) -> Result<Vec<f64>, NetworkError> {
+    ensure(values.len() == links.columns() * width, "there must be `width` values for each column")?;
+    ensure(wanted.len() == links.rows(), "there must be one wish for each row")?;
+    let mut sums = vec![0.0; links.rows() * width];
+    let shared = SharedSlice::new(&mut sums);
+    let chunks = links.chunks(1 << 12);
+    pool.run(|_| {
+        while let Some((_, range)) = chunks.next() {
+            for row in range.filter(|&row| wanted[row]) {
+                // SAFETY: rows do not overlap.
+                let sum = unsafe { shared.range(row * width..(row + 1) * width) };
+                for &target in links.neighbors(row) {
+                    let more = &values[target as usize * width..][..width];
+                    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+                }
+            }
+        }
+    });
+    Ok(sums)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +308,21 @@ mod tests {
     }
 
     proptest! {
+        /// A row that is left out, or summed twice, or from the values of another source.
+        #[test]
+        fn row_sums_are_products(network in any_network(false), width in 1usize..4, threads in 1usize..3) {
+            let n = network.rows();
+            let values: Vec<f64> = (0..n * width).map(|at| (at * at) as f64).collect();
+            let wanted: Vec<bool> = (0..n).map(|row| row % 3 != 1).collect();
+            let mut expected = vec![0.0; n * width];
+            for row in (0..n).filter(|&row| wanted[row]) {
+                for &target in network.neighbors(row) {
+                    (0..width).for_each(|at| expected[row * width + at] += values[target as usize * width + at]);
+                }
+            }
+            prop_assert_eq!(row_sums(&pool(threads), &network, &values, width, &wanted).unwrap(), expected);
+        }
+
         /// By the definition: the sum over all pairs of the share of paths through the node.
         #[test]
         fn shares_equal_the_definition(network in any_network(false), threads in 1usize..3, endpoints: bool) {

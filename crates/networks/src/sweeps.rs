@@ -202,6 +202,53 @@ pub fn lower_labels(
     Ok(lowered)
 }
 
+/// Lowers the values that links lead to: a target gets the value of its source if that is lower and both are of the same
+/// group, starting from the `active` own nodes until nothing changes. Lowest values go first, so that each node is
+/// visited once.
+///
+/// # Errors
+/// `BadArgument` if lengths differ or an active node is not an own node.
+pub fn lower_along(
+    links: &CompressedRows,
+    values: &mut [i64],
+    groups: &[i64],
+    active: &[u32],
+) -> Result<Lowered, NetworkError> {
+    let (rows, columns) = (links.rows(), links.columns());
+    ensure(
+        values.len() == columns && groups.len() == columns && columns >= rows,
+        "there must be one value and one group for each column",
+    )?;
+    let mut start: Vec<(i64, u32)> =
+        first_active(rows, Some(active), |_| true)?.iter().map(|&node| (values[node as usize], node)).collect();
+    start.sort_unstable();
+    let mut changed = ColumnSet::new(columns);
+    let mut lowered = Lowered::default();
+    let mut open = Vec::new();
+    for (value, node) in start {
+        // If it was lowered meanwhile, it has been visited.
+        if values[node as usize] == value {
+            open.push(node);
+        }
+        while let Some(node) = open.pop() {
+            let neighbors = links.neighbors(node as usize);
+            lowered.links += neighbors.len() as u64;
+            for &target in neighbors {
+                let at = target as usize;
+                if values[at] > value && groups[at] == groups[node as usize] {
+                    values[at] = value;
+                    changed.insert(target);
+                    if at < rows {
+                        open.push(target);
+                    }
+                }
+            }
+        }
+    }
+    lowered.columns = changed.sorted();
+    Ok(lowered)
+}
+
 /// The initial active nodes.
 fn first_active(rows: usize, active: Option<&[u32]>, all: impl Fn(usize) -> bool) -> Result<Vec<u32>, NetworkError> {
     debug_assert!(rows < NO_NODE as usize);
@@ -286,6 +333,47 @@ mod tests {
             }
             let expected = components(&pool(1), &network, None).unwrap();
             prop_assert!(all.into_iter().eq(expected.into_iter().map(i64::from)));
+        }
+
+        /// Parts that exchange until nothing changes give each node the lowest value of those in its group from which a
+        /// path within the group leads to it.
+        #[test]
+        fn parts_lower_values_along_paths(network in any_network(false), groups in 1usize..4) {
+            let n = network.rows();
+            let group = |node: usize| (node * 7 % 5 % groups) as i64;
+            let mut all: Vec<i64> = (0..n).map(|node| (node * 37 % 101) as i64).collect();
+            let mut expected = all.clone();
+            loop {
+                let before = expected.clone();
+                for node in 0..n {
+                    for &target in network.neighbors(node) {
+                        if group(node) == group(target as usize) {
+                            expected[target as usize] = expected[target as usize].min(expected[node]);
+                        }
+                    }
+                }
+                if before == expected {
+                    break;
+                }
+            }
+            loop {
+                let mut changed = false;
+                for (part, nodes) in parts(&network) {
+                    let mut values = gathered(&all, &nodes);
+                    let groups: Vec<i64> = nodes.iter().map(|&node| group(node as usize)).collect();
+                    let active: Vec<u32> = (0..part.rows() as u32).rev().collect();
+                    let lowered = lower_along(&part, &mut values, &groups, &active).unwrap();
+                    for (column, (&node, &value)) in nodes.iter().zip(&values).enumerate() {
+                        prop_assert_eq!(lowered.columns.contains(&(column as u32)), value < all[node as usize]);
+                        all[node as usize] = value;
+                    }
+                    changed |= !lowered.columns.is_empty();
+                }
+                if !changed {
+                    break;
+                }
+            }
+            prop_assert_eq!(all, expected);
         }
 
         /// Parts that sweep in turn, with the contributions of others held fixed, reach the scores of the whole

@@ -388,6 +388,82 @@ fn network_weighted_triangles<'py>(
     Ok(py.detach(|| triangles::weighted_triangles(&pool.0, &links.0, weighing)).map_err(refused)?.into_pyarray(py))
 }
 
+/// The links of a part's own nodes that lead up, ascending by column.
+#[pyfunction]
+fn network_upward(
+    py: Python<'_>,
+    pool: &KernelPool,
+    links: &NetworkRows,
+    degrees: Integers<'_>,
+    numbers: Nodes<'_>,
+) -> PyResult<NetworkRows> {
+    let (degrees, numbers) = (slice(&degrees)?, slice(&numbers)?);
+    py.detach(|| triangles::upward_part(&pool.0, &links.0, degrees, numbers)).map(NetworkRows).map_err(refused)
+}
+
+/// Lists of nodes by number, as rows of a part's columns.
+#[pyfunction]
+fn network_lists(
+    py: Python<'_>,
+    pool: &KernelPool,
+    offsets: Integers<'_>,
+    numbers: Nodes<'_>,
+    weights: Option<Floats<'_>>,
+    own: (u32, u32),
+    ghosts: Nodes<'_>,
+) -> PyResult<NetworkRows> {
+    let (offsets, numbers, ghosts) = (slice(&offsets)?, slice(&numbers)?, slice(&ghosts)?);
+    let weights = optional(&weights)?;
+    py.detach(|| triangles::lists_of_part(&pool.0, offsets, numbers, weights, own.0..own.1, ghosts))
+        .map(NetworkRows)
+        .map_err(refused)
+}
+
+/// Adds triangles of a part to counts.
+#[pyfunction]
+fn network_part_triangles(
+    py: Python<'_>,
+    pool: &KernelPool,
+    up: &NetworkRows,
+    lists: &NetworkRows,
+    first: usize,
+    mut counts: PyReadwriteArray1<'_, i64>,
+) -> PyResult<()> {
+    let counts = counts.as_slice_mut()?;
+    py.detach(|| triangles::part_triangles(&pool.0, &up.0, &lists.0, first, counts)).map_err(refused)
+}
+
+/// Adds what triangles of a part weigh to sums.
+#[pyfunction]
+#[pyo3(signature = (pool, up, lists, first, sums, opposite = false))]
+fn network_part_weighted_triangles(
+    py: Python<'_>,
+    pool: &KernelPool,
+    up: &NetworkRows,
+    lists: &NetworkRows,
+    first: usize,
+    mut sums: PyReadwriteArray1<'_, f64>,
+    opposite: bool,
+) -> PyResult<()> {
+    let weighing = if opposite { triangles::Weighing::Opposite } else { triangles::Weighing::Product };
+    let sums = sums.as_slice_mut()?;
+    py.detach(|| triangles::part_weighted_triangles(&pool.0, &up.0, &lists.0, first, weighing, sums)).map_err(refused)
+}
+
+/// For each wanted row, the sums of several values of each target.
+#[pyfunction]
+fn network_row_sums<'py>(
+    py: Python<'py>,
+    pool: &KernelPool,
+    links: &NetworkRows,
+    values: Floats<'py>,
+    width: usize,
+    wanted: PyReadonlyArray1<'py, bool>,
+) -> PyResult<Array<'py, f64>> {
+    let (values, wanted) = (slice(&values)?, slice(&wanted)?);
+    Ok(py.detach(|| betweenness::row_sums(&pool.0, &links.0, values, width, wanted)).map_err(refused)?.into_pyarray(py))
+}
+
 /// For each node, the sum over sources of the shares of shortest paths through it, by number of links or by weight.
 #[pyfunction]
 #[pyo3(signature = (pool, outgoing, sources, endpoints = false, weighted = false))]
@@ -626,6 +702,20 @@ fn network_lower_labels<'py>(
     Ok(lowered_arrays(py, lowered))
 }
 
+/// Lowers values along the links of a part, within groups.
+#[pyfunction]
+fn network_lower_along<'py>(
+    py: Python<'py>,
+    links: &NetworkRows,
+    mut values: PyReadwriteArray1<'py, i64>,
+    groups: Integers<'py>,
+    active: Nodes<'py>,
+) -> PyResult<LoweredArrays<'py>> {
+    let (values, groups, active) = (values.as_slice_mut()?, slice(&groups)?, slice(&active)?);
+    let lowered = py.detach(|| sweeps::lower_along(&links.0, values, groups, active)).map_err(refused)?;
+    Ok(lowered_arrays(py, lowered))
+}
+
 /// Pushes residuals of PageRank over the links of a share; returns values for other shares, and own slots still active.
 #[pyfunction]
 #[pyo3(signature = (links, new_links, outgoing, scores, residuals, candidates, share, shares, damping, tolerance, several, rounds_max = None, weights = None))]
@@ -682,6 +772,11 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_strong_components, m)?)?;
     m.add_function(wrap_pyfunction!(network_triangles, m)?)?;
     m.add_function(wrap_pyfunction!(network_weighted_triangles, m)?)?;
+    m.add_function(wrap_pyfunction!(network_upward, m)?)?;
+    m.add_function(wrap_pyfunction!(network_lists, m)?)?;
+    m.add_function(wrap_pyfunction!(network_part_triangles, m)?)?;
+    m.add_function(wrap_pyfunction!(network_part_weighted_triangles, m)?)?;
+    m.add_function(wrap_pyfunction!(network_row_sums, m)?)?;
     m.add_function(wrap_pyfunction!(network_betweenness, m)?)?;
     m.add_function(wrap_pyfunction!(network_core_numbers, m)?)?;
     m.add_function(wrap_pyfunction!(network_label_propagation, m)?)?;
@@ -695,5 +790,6 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(network_pagerank_sweeps, m)?)?;
     m.add_function(wrap_pyfunction!(network_relax, m)?)?;
     m.add_function(wrap_pyfunction!(network_lower_labels, m)?)?;
+    m.add_function(wrap_pyfunction!(network_lower_along, m)?)?;
     Ok(())
 }
