@@ -389,6 +389,45 @@ def network_lower_labels(
     Returns as `network_relax`.
     """
 
+def network_lower_along(
+    links: CompressedRows, values: _Int64, groups: _Int64, active: _Nodes
+) -> tuple[_Nodes, _Nodes, int]:
+    """Lower `values` of targets to those of their sources, within `groups`, from `active` own nodes; all are (columns,).
+
+    Returns as `network_relax`.
+    """
+
+def network_upward(pool: KernelPool, links: CompressedRows, degrees: _Int64, numbers: _Nodes) -> CompressedRows:
+    """The links of own nodes to columns of higher degree or, of equal degree, higher number; rows ascend by column."""
+
+def network_lists(
+    pool: KernelPool,
+    offsets: _Int64,
+    numbers: _Nodes,
+    weights: _Float64 | None,
+    own: tuple[int, int],
+    ghosts: _Nodes,
+) -> CompressedRows:
+    """Lists of nodes by number as rows of a part's columns, of nodes `own[0]:own[1]` and `ghosts`, without other nodes."""
+
+def network_part_triangles(
+    pool: KernelPool, up: CompressedRows, lists: CompressedRows, first: int, counts: _Int64
+) -> None:
+    """Add to `counts` (columns,) the triangles with a middle among the columns from `first` on, whose rows are `lists`.
+
+    `up` is of `network_upward`; `lists` is that, for own nodes, or of `network_lists`.
+    """
+
+def network_part_weighted_triangles(
+    pool: KernelPool, up: CompressedRows, lists: CompressedRows, first: int, sums: _Float64, opposite: bool = False
+) -> None:
+    """The same for sums as of `network_weighted_triangles`."""
+
+def network_row_sums(
+    pool: KernelPool, links: CompressedRows, values: _Float64, width: int, wanted: NDArray[np.bool_]
+) -> _Float64:
+    """Of each `wanted` row the sums of its targets' values, (rows * width,), and zeros; `values` are (columns * width,)."""
+
 def network_push(
     links: tuple[_Int64, _Int64, _Int64],
     new_links: tuple[_Int64, _Int64],

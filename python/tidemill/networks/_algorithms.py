@@ -1,6 +1,6 @@
 """Algorithms that find structure: triangles, betweenness, cores, communities, spanning forests and flows.
 
-Iterations on several workers are in `_iterations.py`. Of a distributed network, cores, triangles and forests are computed on shares; other
+Iterations on several workers are in `_iterations.py`. What is computed on the shares of a distributed network is in `_shares.py`; other
 functions here gather it first. Each algorithm names its source, and gives the same results as networkx if that has the algorithm, too.
 """
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from tidemill import _tidemill as native
 from tidemill.ml._threads import pool
-from tidemill.networks._distributed import AnyNetwork, DistributedNetwork
+from tidemill.networks._distributed import AnyNetwork, DistributedNetwork, components_of
+from tidemill.networks._exchange import all_gathered, rounded_sum
 from tidemill.networks._network import Network
 from tidemill.networks._results import Account, Communities, Components, Cores, Flow, Forest, NodeValues, Scores
-from tidemill.networks._shares import core_numbers_of, forest_of, triangles_of
+from tidemill.networks._shares import betweenness_of, core_numbers_of, forest_of, strong_components_of, triangles_of
 
 __all__ = [
     "Clustering",
@@ -92,13 +93,24 @@ def distances(
 def strong_components(network: AnyNetwork, *, n_threads: int | None = None) -> Components:
     """Find the strongly connected components, whose nodes reach each other.
 
-    In an undirected network, these are the connected components.
+    In an undirected network, these are the connected components. Source: Tarjan (1972), Depth-first search and linear graph
+    algorithms; for a distributed network Orzan (2004), On distributed verification and verified distribution, whose
+    coloring is as in Slota, Rajamanickam and Madduri (2014), BFS and coloring-based parallel algorithms for strongly connected
+    components and related problems.
+
+    Parameters
+    ----------
+    network : Network or DistributedNetwork
+        If it is distributed, the call is collective, and each worker gets the components of its own nodes.
 
     Returns
     -------
     Components
     """
-    network = network.gather()
+    if isinstance(network, DistributedNetwork):
+        account = Account("global", None)
+        shared: Components = components_of(network, strong_components_of(network, account), Components, account=account)
+        return shared
     if not network.directed:
         labels = native.network_components(pool(n_threads), network.outgoing(False), None)
     else:
@@ -139,8 +151,7 @@ def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValue
     Parameters
     ----------
     network : Network or DistributedNetwork
-        If it is distributed, the call is collective, and counts are of each worker's own nodes. That needs memory for a share
-        only, but more time than the whole network does: pass ``network.gather()`` if it fits each worker.
+        If it is distributed, the call is collective, and counts are of each worker's own nodes.
 
     Returns
     -------
@@ -155,7 +166,7 @@ def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValue
     _undirected(network, "triangles")
     if isinstance(network, DistributedNetwork):
         account = Account("global", 1)
-        return NodeValues(network, triangles_of(network, account), account=account)
+        return NodeValues(network, triangles_of(network, network.simple(), account, n_threads), account=account)
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
@@ -176,10 +187,11 @@ def clustering(
     ----------
     network : Network or DistributedNetwork
         Loops and parallel links do not count; of weights of parallel links, the least does. If it is distributed, the call is
-        collective, and results are of each worker's own nodes, unless it is gathered because it is directed or `weighted`.
+        collective, and results are of each worker's own nodes.
     weighted : bool, default=False
         Let a triangle count by the geometric mean of its weights, in units of the largest weight of the network. The
-        transitivity knows no weights.
+        transitivity knows no weights. Sums of weights differ in their last bits with the numbers of threads and workers;
+        without weights, results do not.
     rule : {"triangles", "links"}, default="triangles"
         What counts in a directed network: the directed triangles of a node, of those that its links could be part of, as
         in networkx; or the links between its neighbors in either direction, of those that there could be, as in
@@ -198,48 +210,72 @@ def clustering(
     """
     if rule not in ("triangles", "links"):
         raise ValueError(f"rule is 'triangles' or 'links', not {rule!r}")
-    if isinstance(network, DistributedNetwork) and not (network.directed or (weighted and network.weighted)):
-        return _shared_clustering(network)
-    network = network.gather()
-    weighted = weighted and network.weights is not None and len(network.targets) > 0
+    weighted = weighted and network.weighted and network.m > 0
     if weighted and rule == "links":
         raise ValueError("rule='links' counts links, which have no weights: pass weighted=False, or rule='triangles'")
+    if isinstance(network, DistributedNetwork):
+        return _shared_clustering(network, weighted, rule == "links", n_threads)
     rows = network.simple()
     if network.directed:
         around = _around(network, rows)
-        neighbors = np.diff(around.offsets)
-        total = np.diff(rows.offsets) + np.bincount(rows.targets, minlength=network.n)
-        pairs = total * (total - 1) - 2 * (total - neighbors)
-        if rule == "links":
-            pairs = neighbors * (neighbors - 1)
-        counts = native.network_weighted_triangles(pool(n_threads), around, rule == "links")
+        pairs = _directed_pairs(around, rule == "links")
+        counts: NDArray[Any] = native.network_weighted_triangles(pool(n_threads), around, rule == "links")
     else:
-        degrees = np.diff(rows.offsets)
-        pairs = degrees * (degrees - 1) / 2
-        counts = native.network_triangles(pool(n_threads), rows).astype(np.float64)
+        pairs = _pairs(rows)
+        counts = native.network_triangles(pool(n_threads), rows)
     sums = counts
     if weighted:
         intensities = _intensities(network)
         if network.directed:
             intensities = _around(network, intensities)
         sums = native.network_weighted_triangles(pool(n_threads), intensities)
-    values = np.divide(sums, pairs, out=np.zeros(network.n), where=pairs > 0)
-    possible = float(pairs.sum())
-    average = float(values.mean()) if network.n else 0.0
-    return Clustering(network, values, average, float(counts.sum()) / possible if possible else 0.0)
+    return _coefficients(network, None, sums, counts, pairs, None)
 
 
-def _shared_clustering(network: DistributedNetwork) -> Clustering:
-    """Return the coefficients of own nodes, of an undirected network without weights. Collective."""
-    comm, account = network.comm, Account("global", 1)
-    counts = triangles_of(network, account).astype(np.float64)
-    degrees = np.diff(network.simple().rows.offsets)
-    pairs = degrees * (degrees - 1) / 2
-    values = np.divide(counts, pairs, out=np.zeros(network.own), where=pairs > 0)
-    mine = float(values.sum()), float(counts.sum()), float(pairs.sum())
-    every = [mine] if comm.size == 1 else comm.allgather(mine)
-    total, found, possible = (sum(column) for column in zip(*every, strict=True))
-    average = total / network.n if network.n else 0.0
+def _shared_clustering(
+    network: DistributedNetwork, weighted: bool, by_links: bool, n_threads: int | None
+) -> Clustering:
+    """Return the coefficients of own nodes. Collective."""
+    account = Account("global", 1)
+    block = network.around(False) if network.directed else network.simple()
+    pairs = _directed_pairs(block.rows, by_links) if network.directed else _pairs(block.rows)
+    sums = counts = triangles_of(network, block, account, n_threads, by_links)
+    if weighted:
+        block = network.around(True) if network.directed else network.intensities()
+        sums = triangles_of(network, block, account, n_threads)
+    return _coefficients(network, network.comm, sums, counts, pairs, account)
+
+
+def _pairs(rows: native.CompressedRows) -> NDArray[np.int64]:
+    """Return of each node how many pairs of neighbors it has."""
+    degrees = np.diff(rows.offsets)
+    pairs: NDArray[np.int64] = degrees * (degrees - 1) // 2
+    return pairs
+
+
+def _directed_pairs(around: native.CompressedRows, by_links: bool) -> NDArray[np.int64]:
+    """Return how many links between its neighbors, or directed triangles, a node could have; see `_around`."""
+    neighbors = np.diff(around.offsets)
+    total = neighbors if by_links else around.weight_sums(pool()).astype(np.int64)
+    pairs: NDArray[np.int64] = total * (total - 1) - 2 * (total - neighbors)
+    return pairs
+
+
+def _coefficients(
+    network: AnyNetwork,
+    comm: Any,
+    sums: NDArray[Any],
+    counts: NDArray[Any],
+    pairs: NDArray[np.int64],
+    account: Account | None,
+) -> Clustering:
+    """Return the coefficients: `sums` over `pairs`, and what `counts` of all nodes say. Collective if there is a communicator."""
+    values = np.divide(sums, pairs, out=np.zeros(len(pairs)), where=pairs > 0)
+    # Integers, whose sums are the same on any number of workers.
+    mine = int(counts.astype(np.int64).sum()), int(pairs.sum())
+    every = [mine] if comm is None or comm.size == 1 else comm.allgather(mine)
+    found, possible = (sum(column) for column in zip(*every, strict=True))
+    average = rounded_sum(comm, values) / network.n if network.n else 0.0
     return Clustering(network, values, average, found / possible if possible else 0.0, account=account)
 
 
@@ -298,10 +334,13 @@ def betweenness(
 
     Parameters
     ----------
-    network : Network
-        Loops and parallel links do not count; with `weighted`, the shortest of parallel links does.
+    network : Network or DistributedNetwork
+        Loops and parallel links do not count; with `weighted`, the shortest of parallel links does. If it is distributed, the call
+        is collective, and results are of each worker's own nodes. Each search then looks at most links once for each level: if
+        paths are long, as on roads, ``network.gather()`` takes less time.
     weighted : bool, default=False
-        Whether weights are lengths of links. By default, paths are shortest by number of links.
+        Whether weights are lengths of links; a distributed network with weights is then gathered. By default, paths are
+        shortest by number of links.
     samples : int or iterable of ids, optional
         Estimate it from the shortest paths from this many nodes, drawn at random, or from these nodes; by default from
         all.
@@ -310,7 +349,7 @@ def betweenness(
     endpoints : bool, default=False
         Whether a path counts for its ends, too.
     seed : int, optional
-        Seed for drawing samples.
+        Seed for drawing samples. Of a distributed network, pass the same on every worker.
 
     Returns
     -------
@@ -318,38 +357,56 @@ def betweenness(
 
     Raises
     ------
+    KeyError
+        If a sample is not a node.
     ValueError
         If `samples` is not from 1 to n; or, with `weighted`, if a length is not finite or not above 0; the message
         names its link.
     """
-    network = network.gather()
+    if weighted and network.weighted:
+        network = network.gather()
     n = network.n
     if samples is None:
         chosen = None
     elif isinstance(samples, int | np.integer):
         if not 1 <= samples <= n:
             raise ValueError(f"samples is a number of nodes from 1 to {n}, not {samples}")
-        chosen = np.array(random.Random(seed).sample(range(n), int(samples)), np.uint32)
+        drawn = random.Random(seed).sample(range(n), int(samples))
+        if isinstance(network, DistributedNetwork) and network.comm.size > 1:
+            # Without a seed, each worker has drawn others.
+            drawn = network.comm.allgather(drawn)[0]
+        chosen = np.array(drawn, np.int64)
+    elif isinstance(network, DistributedNetwork):
+        chosen = np.sort(all_gathered(network.comm, network.places(samples)[1] + network.first))
     else:
-        chosen = network.numbers(samples)
-    sources = np.arange(n, dtype=np.uint32) if chosen is None else chosen
-    weighted = weighted and network.weights is not None
-    rows = _shortest_links(network) if weighted else network.simple()
-    sums = native.network_betweenness(pool(n_threads), rows, sources, endpoints, weighted)
-    return Scores(network, sums * betweenness_scale(n, chosen, normalized, network.directed, endpoints))
+        chosen = network.numbers(samples).astype(np.int64)
+    sources = np.arange(n) if chosen is None else chosen
+    account = None
+    if isinstance(network, DistributedNetwork):
+        account = Account("global", 1)
+        sums = betweenness_of(network, sources, endpoints, account, n_threads)
+        own = slice(network.first, network.first + network.own)
+    else:
+        weighted = weighted and network.weighted
+        rows = _shortest_links(network) if weighted else network.simple()
+        sums = native.network_betweenness(pool(n_threads), rows, sources.astype(np.uint32), endpoints, weighted)
+        own = slice(0, n)
+    scale = betweenness_scale(n, own, chosen, normalized, network.directed, endpoints)
+    return Scores(network, sums * scale, account=account)
 
 
 def betweenness_scale(
-    n: int, sampled: NDArray[np.uint32] | None, normalized: bool, directed: bool, endpoints: bool
+    n: int, own: slice, sampled: NDArray[np.int64] | None, normalized: bool, directed: bool, endpoints: bool
 ) -> NDArray[np.float64]:
-    """Return what networkx multiplies sums over sources by, (n,)."""
+    """Return what networkx multiplies sums over sources of `own` nodes by, (own,)."""
+    count = own.stop - own.start
     others = n if endpoints else n - 1
     if others < 2:
-        return np.ones(n)
-    seen = np.full(n, float(others if sampled is None else len(sampled)))
+        return np.ones(count)
+    seen = np.full(count, float(others if sampled is None else len(sampled)))
     if sampled is not None and not endpoints:
         # A node that is a source itself is on no path from there.
-        seen[sampled] -= 1
+        seen[sampled[(sampled >= own.start) & (sampled < own.stop)] - own.start] -= 1
     with np.errstate(divide="ignore"):
         scale = 1 / (seen * (others - 1)) if normalized else others / (seen * (1 if directed else 2))
     scale[seen == 0] = np.nan
@@ -469,6 +526,8 @@ def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_thr
         nodes to larger ones.
     maximum : bool, default=False
         Find the largest sum instead.
+    n_threads : int, optional
+        For a whole network; on a share, each worker computes with one thread.
 
     Returns
     -------
@@ -482,14 +541,13 @@ def minimum_spanning_forest(network: AnyNetwork, *, maximum: bool = False, n_thr
     """
     _undirected(network, "minimum_spanning_forest")
     if isinstance(network, DistributedNetwork):
-        comm, account = network.comm, Account("global", 1)
+        account = Account("global", 1)
         links = forest_of(network, maximum, account)
-        mine = float(links[2].sum())
-        return Forest(network, *links, mine if comm.size == 1 else sum(comm.allgather(mine)), account=account)
+        return Forest(network, *links, rounded_sum(network.comm, links[2]), account=account)
     rows = network.outgoing()
     sources, places = native.network_spanning_forest(pool(n_threads), rows, maximum)
     weights = np.ones(len(places)) if rows.weights is None else rows.weights[places]
-    return Forest(network, sources, rows.targets[places], weights, float(weights.sum()))
+    return Forest(network, sources, rows.targets[places], weights, rounded_sum(None, weights))
 
 
 def maximum_flow(network: AnyNetwork, source: Any, sink: Any) -> Flow:

@@ -66,9 +66,9 @@ class DistributedNetwork:
     ``read(..., partition=)`` gives it, and has the links that leave these nodes. Arrays are of this worker's own nodes, and so
     are results, whose ``gather()`` collects them.
 
-    `pagerank`, `shortest_paths`, `bfs`, `connected_components`, `label_propagation`, `core_numbers`, and for undirected networks
-    `minimum_spanning_forest`, `triangles` and `clustering` without weights compute on it where it is. Other functions gather it
-    first, so that each worker needs memory for the whole network. All of them are collective.
+    `pagerank`, `shortest_paths`, `bfs`, `connected_components`, `strong_components`, `label_propagation`, `core_numbers`,
+    `clustering`, `betweenness` without weights, and for undirected networks `minimum_spanning_forest` and `triangles` compute on it
+    where it is. Other functions gather it first, so that each worker needs memory for the whole network. All of them are collective.
 
     Attributes
     ----------
@@ -345,15 +345,61 @@ class DistributedNetwork:
             self._forms[name] = make()
         return self._forms[name]
 
+    def simple_incoming(self) -> Block:
+        """Return the links of `simple` by their target. Collective."""
+        if not self.directed:
+            return self.simple()
+        return self._form(
+            "simple, incoming", lambda: self._dealt(lambda piece: (piece[1], piece[0], None), False, of=self.simple())
+        )
+
+    def intensities(self) -> Block:
+        """Return simple links with the cube roots of their shares of the largest weight, the least of parallels. Collective.
+
+        Raises
+        ------
+        ValueError
+            On every worker, if a weight is negative or not finite, or all are 0.
+        """
+
+        def made() -> Block:
+            self.check_weights("weights of clustering", finite=True)
+            assert self.weights is not None
+            mine = float(self.weights.max(initial=0.0))
+            largest = mine if self._comm.size == 1 else max(self._comm.allgather(mine))
+            if largest == 0:
+                raise ValueError("all weights are 0, but clustering divides weights by the largest one")
+
+            def shares(piece: Piece) -> Piece:
+                sources, targets, weights = piece
+                assert weights is not None
+                apart = sources != targets
+                return sources[apart], targets[apart], np.cbrt(weights[apart] / largest)
+
+            return self._dealt(shares, False, "min")
+
+        return self._form("intensities", made)
+
+    def around(self, weighted: bool) -> Block:
+        """Return links of both directions as one, with the sum of their weights, or 1 or 2: `intensities` or `simple`. Collective."""
+
+        def counted(piece: Piece) -> Piece:
+            sources, targets, weights = piece
+            return sources, targets, np.ones(len(sources)) if weights is None else weights
+
+        of = self.intensities() if weighted else self.simple()
+        return self._form(f"around, {weighted}", lambda: self._dealt(counted, True, "sum", of))
+
     def _dealt(
         self,
         change: Callable[[Piece], Piece],
         symmetric: bool,
         duplicates: Duplicates = "keep",
+        of: Block | None = None,
         owners: Owners | None = None,
     ) -> Block:
-        """Deal own links anew, changed, perhaps to other owners."""
-        block = self._forms["outgoing"]
+        """Deal own links anew, or those of another block, changed, perhaps to other owners."""
+        block = self._forms["outgoing"] if of is None else of
         rows, numbers, ends = block.rows, self.columns(block), block.ends()
         # One piece even without links, which says whether these would have weights.
         ends = ends if len(ends) > 1 else [0, self.own]

@@ -13,9 +13,11 @@ Below them are the exchanges that both are made of, and that distribute a networ
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +29,7 @@ from tidemill.ml._threads import pool
 from tidemill.networks._partition import Partition
 from tidemill.networks._results import Account
 
-__all__ = ["Boundary", "Part", "agree", "all_gathered", "alltoallv", "asked", "exact_sums", "to_owners"]
+__all__ = ["Boundary", "Part", "agree", "all_gathered", "alltoallv", "asked", "exact_sums", "rounded_sum", "to_owners"]
 
 
 def agree(comm: Any, error: Exception | None) -> None:
@@ -162,11 +164,15 @@ class Boundary:
         return self._owner.nbytes + self._columns.nbytes + self._sent.nbytes
 
     def pull(self, values: NDArray[Any]) -> None:
-        """Set the values of ghosts, behind those of own nodes in `values`, to their owners'. Collective."""
+        """Set the values of ghosts, behind those of own nodes in `values`, to their owners'. Collective.
+
+        Each may be a row of several.
+        """
         begin = time.perf_counter()
         sent = values[self._sent]
-        found = alltoallv(self._comm, sent, self._pushed, self._pulled)
-        values[self._columns] = found
+        width = math.prod(values.shape[1:])
+        found = alltoallv(self._comm, sent.reshape(-1), self._pushed, self._pulled, width)
+        values[self._columns] = found.reshape(len(self._columns), *values.shape[1:])
         self._done(begin, sent.nbytes)
 
     def push(
@@ -340,3 +346,38 @@ def exact_sums(comm: Any, scale: float, *values: NDArray[np.float64]) -> list[fl
         comm.Allreduce(words.copy(), words)
     whole_sums = [(int(words[2 * at]) << _BITS) + int(words[2 * at + 1]) for at in range(len(values))]
     return [float(total) / 2.0 ** (2 * _BITS) * scale for total in whole_sums]
+
+
+#: Minus the exponent of the smallest number above 0, as a number from 0.5 to 1 times a power of 2.
+_LEAST_EXPONENT = 1073
+
+
+def rounded_sum(comm: Any, values: NDArray[np.float64]) -> float:
+    """Sum an array over all workers with a single rounding, as `math.fsum` does: no matter which worker has what. Collective.
+
+    Parameters
+    ----------
+    comm : communicator, or None for this worker alone
+    values : ndarray of float64
+    """
+    alone = comm is None or comm.size == 1
+    finite = bool(np.isfinite(values).all())
+    if not finite if alone else not all(comm.allgather(finite)):
+        # Infinite, or no number: equal for every order, as long as finite ones alone do not overflow.
+        mine = float(values[~np.isfinite(values)].sum())
+        return mine if alone else sum(comm.allgather(mine))
+    fractions, exponents = np.frexp(values)
+    mantissas = np.ldexp(fractions, 53).astype(np.int64)
+    # By exponent, in two words each, so that 2³² of them do not overflow.
+    least = int(exponents.min(initial=0))
+    words = np.zeros((2, int(exponents.max(initial=0)) - least + 1), np.int64)
+    np.add.at(words[0], exponents - least, mantissas >> _BITS)
+    np.add.at(words[1], exponents - least, mantissas & (2**_BITS - 1))
+    wholes = ((high << _BITS) + low for high, low in zip(*words.tolist(), strict=True))
+    total = sum(whole << (at + least + _LEAST_EXPONENT) for at, whole in enumerate(wholes))
+    if not alone:
+        total = sum(comm.allgather(total))
+    try:
+        return float(Fraction(total, 1 << (53 + _LEAST_EXPONENT)))
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill import _tidemill as native
 from tidemill.ml._threads import pool
 from tidemill.networks._distributed import AnyNetwork, DistributedNetwork, components_of
-from tidemill.networks._exchange import agree, asked, to_owners
+from tidemill.networks._exchange import agree, asked, rounded_sum, to_owners
 from tidemill.networks._results import Account, Communities
 
 __all__ = ["label_propagation"]
@@ -134,5 +134,4 @@ def _modularity(network: DistributedNetwork, labels: NDArray[np.uint32], account
     inside, total = (sum(column) for column in zip(*every, strict=True))
     if not total:
         return 0.0
-    squares = float(np.square(of_label / total).sum())
-    return float(inside / total - (squares if comm.size == 1 else sum(comm.allgather(squares))))
+    return float(inside / total) - rounded_sum(comm, np.square(of_label / total))

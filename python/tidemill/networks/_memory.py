@@ -8,10 +8,12 @@ from tidemill._errors import TidemillError
 from tidemill._job import init
 from tidemill._tables.engine import memory_budget
 
-__all__ = ["Estimate", "NetworkTooLargeError", "check", "check_whole", "of_links"]
+__all__ = ["Estimate", "NetworkTooLargeError", "check", "check_whole", "of_links", "within_budget"]
 
 #: What takes less is not compared with the budget.
 _SMALL_BYTES = 64 << 20
+#: The part of a budget that working memory of an algorithm may take, and the least of it.
+_WORKING_SHARE, _WORKING_BYTES = 1 / 16, 1 << 20
 
 
 class NetworkTooLargeError(TidemillError, MemoryError):
@@ -94,8 +96,16 @@ def check_whole(links: int, nodes: int, weighted: bool) -> None:
     _check(
         f"the whole network takes about {_sized(peak)} for {links:,} links",
         peak,
-        "or use functions that compute on a distributed network (pagerank, shortest_paths, bfs, connected_components, label_propagation)",
+        "or use functions that compute on a distributed network (see DistributedNetwork)",
     )
+
+
+def within_budget(bytes_each: int, most: int) -> int:
+    """Return how many things of so many bytes an algorithm may hold at a time, at least 1 and at most `most`."""
+    budget = memory_budget(init())
+    if budget is None:
+        return most
+    return max(1, min(most, int(max(budget * _WORKING_SHARE, _WORKING_BYTES)) // bytes_each))
 
 
 def _check(what: str, peak: int, other: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import tidemill as tm
 from standing import run
-from tidemill.networks import _shares
+from tidemill.ml._job import active
+from tidemill.networks import _memory, _shares
+from tidemill.networks._exchange import rounded_sum
 
 
 def links(seed: int, n: int) -> tuple[Any, Any, Any]:
@@ -25,6 +29,7 @@ def links(seed: int, n: int) -> tuple[Any, Any, Any]:
 def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
     """What a network has in all, on one worker or on all."""
     whole = net.gather()
+    ids = whole.ids
     communities = tm.networks.label_propagation(net, max_iter=7).gather()
     return {
         "communities": communities.values.tolist(),
@@ -36,7 +41,7 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
             whole.targets.tolist(),
             None if whole.weights is None else whole.weights.tolist(),
         ),
-        "ids": whole.ids.tolist(),
+        "ids": ids.tolist(),
         "sizes": (net.n, net.m),
         "scores": tm.networks.pagerank(net, tol=1e-10, max_iter=500, sync=sync).gather().values.tolist(),
         "components": tm.networks.connected_components(net).gather().values.tolist(),
@@ -44,8 +49,39 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
         "distances": tm.networks.shortest_paths(net, [source]).gather().values.tolist(),
         "levels": tm.networks.bfs(net, source).gather().values.tolist(),
         "cores": tm.networks.core_numbers(net).gather().values.tolist(),
+        "strong components": strong_components(net),
+        "betweenness": tm.networks.betweenness(net).gather().values,
+        "ends of paths": tm.networks.betweenness(net, samples=[source, *ids[[-1, 0]].tolist()], endpoints=True)
+        .gather()
+        .values,
+        **clustering(net, "clustering by links", rule="links"),
+        **clustering(net, "weighted clustering", weighted=True),
         **({} if net.directed else undirected_results(net)),
     }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], where: Any = None) -> None:
+    """Arrays, of sums of fractions, may differ in the last bits; anything else may not."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(found[name], value, rtol=1e-11, atol=1e-13, err_msg=f"{where} {name}")
+        else:
+            assert found[name] == value, (where, name)
+
+
+def strong_components(net: Any) -> Any:
+    found = tm.networks.strong_components(net)
+    whole = found.gather()
+    return found.count, whole.values.tolist(), whole.sizes.tolist()
+
+
+def clustering(net: Any, name: str, **options: Any) -> dict[str, Any]:
+    found = tm.networks.clustering(net, **options)
+    values, average = found.gather().values, found.average
+    if options.get("weighted") and net.weighted:
+        return {name: values, f"{name}: average": np.array(average), f"{name}: transitivity": found.transitivity}
+    return {name: values.tolist(), f"{name}: average": average, f"{name}: transitivity": found.transitivity}
 
 
 def gathered_links(net: Any, links: list[Any]) -> list[Any]:
@@ -56,12 +92,9 @@ def gathered_links(net: Any, links: list[Any]) -> list[Any]:
 
 def undirected_results(net: Any) -> dict[str, Any]:
     forests = [tm.networks.minimum_spanning_forest(net, maximum=maximum) for maximum in (False, True)]
-    clustering = tm.networks.clustering(net)
     return {
         "triangles": tm.networks.triangles(net).gather().values.tolist(),
-        "clustering": clustering.gather().values.tolist(),
-        "average": pytest.approx(clustering.average, abs=1e-14),
-        "transitivity": pytest.approx(clustering.transitivity, abs=1e-14),
+        **clustering(net, "clustering"),
         "forests": [gathered_links(net, forest.links()) for forest in forests],
         "weights of forests": [forest.total for forest in forests],
     }
@@ -85,11 +118,12 @@ def shared(ends: tuple[Any, ...], source: Any, options: dict[str, Any]) -> dict[
     assert len(net.ids) == net.own == len(net.offsets) - 1
     assert len(net.sources) == len(net.targets) == net.offsets[-1]
     # So that there are several pieces, and not as many on each worker.
-    usual, _shares.PIECE_LINKS = _shares.PIECE_LINKS, 16
+    usual = _shares.PIECE_LINKS, _shares.SOURCES
+    _shares.PIECE_LINKS, _shares.SOURCES = 16, 60
     try:
         return whole_results(net, source, None)
     finally:
-        _shares.PIECE_LINKS = usual
+        _shares.PIECE_LINKS, _shares.SOURCES = usual
 
 
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
@@ -102,8 +136,7 @@ def test_results_are_those_of_the_whole_network(directed: bool, duplicates: Any)
         expected = whole_results(tm.networks.read(ends[:kept], **options), 3, "global")
         for workers in (1, 2, 3):
             for found in run(shared, ends[:kept], 3, options, workers=workers):
-                for name, value in expected.items():
-                    assert found[name] == value, (workers, kept, name)
+                assert_same(found, expected, (workers, kept))
 
 
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
@@ -155,7 +188,7 @@ def test_ids_are_mapped(ids: str) -> None:
     expected = whole_results(net, source, "global")
     for workers in (1, 3):
         for found in run(shared, ends, source, {"directed": False}, workers=workers):
-            assert found == expected
+            assert_same(found, expected, workers)
 
 
 def synchronized(ends: tuple[Any, ...], options: dict[str, Any], partition: Any) -> tuple[Any, Any]:
@@ -280,7 +313,8 @@ def test_files_of_all_kinds(tmp_path: Path) -> None:
         net = tm.networks.read(tmp_path / name)
         expected.append(whole_results(net, net.ids.tolist()[0], "global"))
     for found in run(other_files, str(tmp_path), workers=2):
-        assert [one for is_share, one in found[:4]] == expected
+        for (_, one), wanted in zip(found[:4], expected, strict=True):
+            assert_same(one, wanted)
         assert all(is_share for is_share, _ in found)
         assert found[4][1]["ids"] == ["x", "y", "z"]
 
@@ -412,7 +446,9 @@ def small(n: int) -> list[Any]:
     assert tm.networks.core_numbers(net).values.shape == (net.own,)
     undirected = tm.networks.read(ends, nodes=n, directed=False, together=True)
     assert tm.networks.clustering(undirected).values.tolist() == [0.0] * undirected.own
-    assert tm.networks.strong_components(net).values.shape == (n,)
+    assert tm.networks.strong_components(net).values.shape == (net.own,)
+    assert tm.networks.betweenness(net).values.tolist() == [0.0] * net.own
+    assert tm.networks.minimum_spanning_forest(undirected).total == (1.0 if n == 2 else 0.0)
     return [
         tm.networks.pagerank(net).gather().values.tolist(),
         tm.networks.connected_components(net).count,
@@ -435,8 +471,8 @@ def used(path: str) -> Any:
     own = net.ids.tolist()
     assert list(components.to_dict()) == own
     assert all(components[node] == value for node, value in components.items())
-    strong = tm.networks.strong_components(net)
-    assert strong.network is net.gather() and len(strong) == net.n
+    louvain = tm.networks.louvain(net)
+    assert louvain.network is net.gather() and len(louvain) == net.n
     return components.count, sorted(row["nodes"] for row in table.collect().to_pylist()), int(components.sizes.sum())
 
 
@@ -604,3 +640,112 @@ def test_the_column_of_a_table_deals_nodes() -> None:
         assert others[:2] == [1, [11]]
         # Scores of a ring are equal, and nodes then come in the order of ids.
         assert [node for node, _ in others[2]] == sorted(f"n{at}" for at in range(11))
+
+
+def shapes(seed: int) -> dict[str, list[tuple[int, int]]]:
+    """Directed links between up to 60 nodes, with what loses components if rounds end early or orders are wrong."""
+    rng = np.random.default_rng(seed)
+    return {
+        "loops": [(3, 3), (3, 3), (7, 7)],
+        "path": [(at, at + 1) for at in range(59)],
+        "path back": [(at + 1, at) for at in range(59)],
+        "ring over all workers": [(at, (at + 7) % 60) for at in range(60)],
+        "chain of pairs": [(a, b) for at in range(0, 58, 2) for a, b in ((at, at + 1), (at + 1, at), (at + 1, at + 2))],
+        "sparse": [(int(a), int(b)) for a, b in rng.integers(0, 60, (70, 2))],
+        "dense": [(int(a), int(b)) for a, b in rng.integers(0, 60, (400, 2))],
+        "star": [(0, at) for at in range(1, 60)] + [(at, 0) for at in range(5, 20)],
+    }
+
+
+def structure(ends: list[tuple[int, int]]) -> dict[str, Any]:
+    """On a worker: what networkx computes, too, of links that are dealt by turns."""
+    job = tm.init()
+    some = np.array(ends, np.int64).reshape(-1, 2)[job.rank :: job.size].T
+    net = tm.networks.read((some[0], some[1]), nodes=60, together=True)
+    plain = tm.networks.read((some[0], some[1]), nodes=60, directed=False, together=True)
+    usual, _shares.PIECE_LINKS = _shares.PIECE_LINKS, 5
+    try:
+        return {
+            "strong": {min(members) for members in tm.networks.strong_components(net).gather().sets()},
+            "sizes": sorted(tm.networks.strong_components(net).gather().sizes.tolist()),
+            "triangles": tm.networks.triangles(plain).gather().to_dict(),
+            "clustering": tm.networks.clustering(net).gather().to_dict(),
+            "betweenness": tm.networks.betweenness(net, endpoints=True).gather().to_dict(),
+            "undirected": tm.networks.betweenness(plain, normalized=False).gather().to_dict(),
+        }
+    finally:
+        _shares.PIECE_LINKS = usual
+
+
+@pytest.mark.parametrize("shape", shapes(1))
+def test_structure_is_that_of_networkx(shape: str) -> None:
+    ends = shapes(1)[shape]
+    made = nx.DiGraph()
+    made.add_nodes_from(range(60))
+    made.add_edges_from(ends)
+    without_loops = made.copy()
+    without_loops.remove_edges_from(nx.selfloop_edges(made))
+    plain = without_loops.to_undirected()
+    strong = list(nx.strongly_connected_components(made))
+    expected = {
+        "strong": {min(members) for members in strong},
+        "sizes": sorted(len(members) for members in strong),
+        "triangles": nx.triangles(plain),
+        "clustering": pytest.approx(nx.clustering(without_loops)),
+        "betweenness": pytest.approx(nx.betweenness_centrality(without_loops, endpoints=True)),
+        "undirected": pytest.approx(nx.betweenness_centrality(plain, normalized=False)),
+    }
+    for workers in (1, 2, 4):
+        for found in run(structure, ends, workers=workers):
+            assert found == expected, workers
+
+
+def drawn(seed: int | None) -> Any:
+    net = tm.networks.kronecker(6, seed=1, directed=True, together=True)
+    return tm.networks.betweenness(net, samples=5, seed=seed).gather().values.tolist()
+
+
+def test_samples_are_the_same_on_all_workers() -> None:
+    """Without a seed, too; and with one, they are those of a whole network, and do not depend on the number of workers."""
+    first, second = run(drawn, None, workers=2)
+    assert first == second
+    whole = tm.networks.betweenness(tm.networks.kronecker(6, seed=1, directed=True), samples=5, seed=3).values
+    every = [found for workers in (1, 2, 3) for found in run(drawn, 3, workers=workers)]
+    assert all(found == every[0] for found in every)
+    np.testing.assert_allclose(every[0], whole, rtol=1e-11)
+
+
+def summed(values: list[float]) -> float:
+    job = tm.init()
+    return rounded_sum(active(), np.array(values[job.rank :: job.size]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.1] * 10,
+        [1e300, 1.0, -1e300, 2**-60, 5e-324],
+        [1e16, 1.0, 1e-16, -1e16],
+        [1.7e308, 1.7e308],
+        [1.7e308, 1.7e308, -1.7e308],
+        [1.0, float("inf"), 2.0],
+    ],
+)
+def test_sums_are_rounded_once(values: list[float]) -> None:
+    try:
+        expected = math.fsum(values)
+    except OverflowError:
+        # Of partial sums; the whole may be finite.
+        expected = 1.7e308 if len(values) == 3 else math.inf
+    for workers in (1, 2, 3):
+        assert run(summed, values, workers=workers) == [expected] * workers
+
+
+def test_working_memory_follows_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_MEMORY", "64MiB")
+    assert _memory.within_budget(64, 1 << 22) == (64 << 20) // 16 // 64
+    assert _memory.within_budget(64, 100) == 100
+    assert _memory.within_budget(1 << 40, 100) == 1
+    monkeypatch.setenv("TIDEMILL_MEMORY", "none")
+    assert _memory.within_budget(64, 1 << 22) == 1 << 22
