@@ -246,9 +246,9 @@ impl LengthCounts {
     }
 }
 
-/// For each of the `wanted` rows of a part, the sums of `width` values of each of its targets; zeros for others. A row's
-/// sums do not depend on threads or parts. With frontiers as values, this is a step of Brandes's algorithm for `width`
-/// sources at once, as a product with a matrix.
+/// For each of the `wanted` rows of a part, the sums of `width` values of each of its targets; zeros for others. The
+/// sums of a row do not depend on threads or parts. With frontiers as values, this is a step of Brandes's algorithm for
+/// `width` sources at once, as a product with a matrix.
 ///
 /// Source: J. Kepner and J. Gilbert (eds.), Graph Algorithms in the Language of Linear Algebra (2011), chapter 6.
 ///

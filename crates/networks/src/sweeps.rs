@@ -202,8 +202,8 @@ pub fn lower_labels(
     Ok(lowered)
 }
 
-/// Lowers the values that links lead to: a target gets the value of its source if that is lower and both are of the same
-/// group, starting from the `active` own nodes until nothing changes. Lowest values go first, so that each node is
+/// Lowers the values that links lead to: a target gets the value of its source if that is lower and both are of the
+/// same group, starting from the `active` own nodes until nothing changes. Lowest values go first, so that each node is
 /// visited once.
 ///
 /// # Errors

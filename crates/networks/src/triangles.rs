@@ -1,8 +1,8 @@
 //! Triangles: links are directed from nodes of low degree to nodes of high degree, so that no node has many, and each
 //! triangle is found once, at its lowest node.
 //!
-//! The part of a network has the lists of its own nodes, and gets those of ghosts, some at a time: each triangle is then
-//! found once, too, at the owner of its lowest node.
+//! The part of a network has the lists of its own nodes, and gets those of ghosts, some at a time: each triangle is
+//! then found once, too, at the owner of its lowest node.
 //!
 //! Source: T. Schank and D. Wagner, Finding, counting and listing all triangles in large graphs (2005).
 
@@ -393,7 +393,7 @@ mod tests {
     use crate::testing::{any_network, pool, rows_of};
     use proptest::prelude::*;
 
-    /// Counts, and sums of both kinds, of all nodes from those of `parts` blocks, with lists of ghosts in pieces of `piece`.
+    /// Counts, and sums of both kinds, of all nodes from those of `parts` blocks; lists of `piece` ghosts at a time.
     fn of_parts(pool: &Pool, links: &CompressedRows, parts: usize, piece: usize) -> (Vec<i64>, Vec<f64>, Vec<f64>) {
         let n = links.rows();
         let degrees: Vec<i64> = (0..n).map(|node| links.degree(node) as i64).collect();
