@@ -340,6 +340,8 @@ def failing(case: str) -> str:
     elif case == "negative":
         ends = [[0, 1], [1, 2], [1.0, -1.0 if rank == 1 else 1.0]]
         options["duplicates"] = "keep"
+    elif case in ("weights", "rule"):
+        ends = [[0, 1], [1, 2], [0.0, 0.0]]
     elif case == "coordinates":
         options["coordinates"] = np.zeros((3, 2))
     try:
@@ -354,6 +356,14 @@ def failing(case: str) -> str:
             tm.networks.bfs(net, 0).path_to(0)
         elif case == "negative":
             tm.networks.shortest_paths(net, 0)
+        elif case == "weights":
+            tm.networks.clustering(net, weighted=True)
+        elif case == "rule":
+            tm.networks.clustering(net, weighted=True, rule="links")
+        elif case == "samples":
+            tm.networks.betweenness(net, samples=9)
+        elif case == "sample":
+            tm.networks.betweenness(net, samples=[0, 77])
     except (ValueError, KeyError) as error:
         return str(error)
     return ""
@@ -373,6 +383,10 @@ def failing(case: str) -> str:
         ("method", "dealt when it was read"),
         ("start", "start is numbers that are finite, not negative"),
         ("path", "call gather"),
+        ("weights", "all weights are 0"),
+        ("rule", "rule='links' counts links"),
+        ("samples", "from 1 to 3"),
+        ("sample", "no node 77"),
     ],
 )
 def test_errors_are_on_every_worker(case: str, words: str) -> None:
