@@ -289,7 +289,7 @@ def betweenness_of(
         boundary.pull(every)
         some_wanted = np.asarray(wanted.any(axis=1))
         sums = native.network_row_sums(threads, block.rows, every.reshape(-1), every.shape[1], some_wanted)
-        account.sweeps += 1
+        account.sweeps += int(np.diff(block.rows.offsets)[some_wanted].sum()) / max(1, block.rows.links)
         return sums.reshape(values.shape)
 
     for begin in range(0, len(sources), width_max):
