@@ -50,7 +50,7 @@ def whole_results(net: Any, source: Any, sync: Any) -> dict[str, Any]:
         "levels": tm.networks.bfs(net, source).gather().values.tolist(),
         "cores": tm.networks.core_numbers(net).gather().values.tolist(),
         "strong components": strong_components(net),
-        "betweenness": tm.networks.betweenness(net).gather().values,
+        "betweenness": tm.networks.betweenness(net, samples=min(net.n, 30), seed=5).gather().values,
         "ends of paths": tm.networks.betweenness(net, samples=[source, *ids[[-1, 0]].tolist()], endpoints=True)
         .gather()
         .values,
@@ -119,7 +119,7 @@ def shared(ends: tuple[Any, ...], source: Any, options: dict[str, Any]) -> dict[
     assert len(net.sources) == len(net.targets) == net.offsets[-1]
     # So that there are several pieces, and not as many on each worker.
     usual = _shares.PIECE_LINKS, _shares.SOURCES
-    _shares.PIECE_LINKS, _shares.SOURCES = 16, 60
+    _shares.PIECE_LINKS, _shares.SOURCES = 16, 20
     try:
         return whole_results(net, source, None)
     finally:
