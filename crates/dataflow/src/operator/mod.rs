@@ -72,6 +72,8 @@ impl Iterator for ReleasedParts {
 pub enum EmitStatus {
     /// Send what was emitted, then call `more`.
     More,
+    /// The same, and send what the outputs have collected, too: `more` may take long.
+    Flush,
     /// Nothing is left.
     Done,
 }
@@ -385,7 +387,7 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
     async fn on_tick(&mut self) -> Result<(), TaskError> {
         let flow = self.work.time(0, || self.operator.on_tick(&mut self.emit))?;
         // Usually there is nothing to emit, and the outputs keep collecting.
-        if flow == EmitStatus::More || !self.emit.0.is_empty() {
+        if flow != EmitStatus::Done || !self.emit.0.is_empty() {
             self.send(flow).await?;
             self.outputs.flush().await?;
         }
@@ -470,8 +472,10 @@ impl<'a, O: Operator> OperatorDriver<'a, O> {
                 }
                 self.outputs.port(port).send(batch).await?;
             }
-            if flow == EmitStatus::Done {
-                return Ok(());
+            match flow {
+                EmitStatus::More => {}
+                EmitStatus::Flush => self.outputs.flush().await?,
+                EmitStatus::Done => return Ok(()),
             }
             flow = self.work.time(0, || self.operator.more(&mut self.emit))?;
         }

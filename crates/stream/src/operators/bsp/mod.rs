@@ -56,6 +56,14 @@ pub trait BspFunction: Send {
         Ok(CallOutput::default())
     }
 
+    /// Called once on all copies together, after the last call, if the stream has ended.
+    ///
+    /// # Errors
+    /// Fails the job.
+    fn finish(&mut self) -> std::result::Result<Vec<RecordBatch>, TaskError> {
+        Ok(Vec::new())
+    }
+
     /// Returns this copy's state, to be saved in a checkpoint. No call is pending.
     ///
     /// # Errors

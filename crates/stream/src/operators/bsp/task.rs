@@ -137,6 +137,8 @@ pub(crate) struct BspTask {
     rests_until: Option<Instant>,
     /// While a call is pending: what had been called by then. Its results have no earlier time.
     pending_since: Option<Micros>,
+    /// All calls have been made, and what remains is to finish.
+    finishes: bool,
     held: OperatorMemory,
 }
 
@@ -169,6 +171,7 @@ impl BspTask {
             panes: BTreeMap::new(),
             rests_until: None,
             pending_since: None,
+            finishes: false,
             held,
         };
         if let Some(restored) = restored {
@@ -286,12 +289,13 @@ impl BspTask {
         }
     }
 
-    /// All calls at this moment have been made: ends the last one before a barrier, and at the end.
+    /// All calls at this moment have been made: ends the last one before a barrier, and everything at the end.
     fn pass(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
         if self.moment != Moment::Time {
             self.settle(true, emit)?;
         }
-        Ok(EmitStatus::Done)
+        self.finishes = self.moment == Moment::End;
+        Ok(if self.finishes { EmitStatus::Flush } else { EmitStatus::Done })
     }
 
     /// Emits what a pending call has returned meanwhile, or all of it if this `waits`.
@@ -454,6 +458,11 @@ impl Operator for BspTask {
     }
 
     fn more(&mut self, emit: &mut Emitter) -> Result<EmitStatus, TaskError> {
+        if self.finishes {
+            let made = self.function.finish()?;
+            self.emit(made, emit)?;
+            return Ok(EmitStatus::Done);
+        }
         self.advance(true, emit)
     }
 
