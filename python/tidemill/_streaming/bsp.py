@@ -73,6 +73,11 @@ CallOutput = tuple[list[NativeTable], bool, int | None]
 class BspLogic:
     """What the engine calls for one copy."""
 
+    #: Of a function whose calls are rounds of an all-reduce: how many have ended, their mean and longest seconds from this
+    #: copy's part to the result, how many left the copy out, how many of its parts are in none yet, and the seconds since it
+    #: was first left out.
+    rounds: tuple[int, float, float, int, int, float] | None = None
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -136,6 +141,10 @@ class BspLogic:
     def poll(self, waits: bool) -> CallOutput:
         """Return more rows of the last call, if it was pending; all of them if this `waits`."""
         return [], False, None
+
+    def finish(self) -> list[NativeTable]:
+        """Return the last rows, when the stream has ended and no call is pending; all copies do this together."""
+        return []
 
     def save(self) -> bytes:
         """Pickle the state."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from tidemill._streaming.bsp import Place
+from tidemill._streaming.late_rounds import LateRoundLogic, OnTimeRoundLogic
 from tidemill._streaming.rounds import OPERATIONS, RoundFunction, RoundLogic
-from tidemill._tables.durations import Duration
+from tidemill._tables.durations import Duration, seconds
 from tidemill._tables.errors import DataSetError
 from tidemill._tables.rows import function_name
 from tidemill._tables.table import Table
@@ -39,6 +40,7 @@ def all_reduce(
     op: Literal["sum", "mean", "min", "max"] = "sum",
     by: str | Iterable[str] = (),
     parallelism: int | None = None,
+    max_wait: Duration | None = None,
 ) -> DataSet:
     """Return a stream of values that all copies of a function compute together: the totals of each second, or a model
     whose copies learn from different rows.
@@ -66,24 +68,38 @@ def all_reduce(
         Rows with equal values in these columns go to the same copy. By default rows are spread by all their values.
     parallelism : int, optional
         Number of copies; by default as many as other steps have.
+    max_wait : str, number of seconds or timedelta, optional
+        A round does not wait for a copy whose function takes longer than this, for example ``"200ms"``. The round is
+        reduced without that copy's part, and the part goes into the next round after the function has returned;
+        ``"mean"`` is over the parts that a round has. The function then runs on a thread of its own. By default rounds
+        wait for all copies.
 
     Returns
     -------
     DataSet
         A stream with the columns ``round`` (int64, from 0), ``window_start`` and ``window_end`` (timestamps of the
         round, null unless `every` is a length of time) and ``value`` (a list of float64: the array, flattened in C
-        order). With rounds of event time, ``window_end`` is the time of a row, so windows can follow.
+        order). With rounds of event time, ``window_end`` is the time of a row, so windows can follow. With `max_wait`
+        also ``left_out`` (a list of int64): the copies that were late, by their numbers from 0.
 
     Raises
     ------
     DataSetError
         If `rows` is a table, or options contradict each other. The job fails with it on every worker if the function
-        raises, or if it returns different shapes on different copies.
+        raises, or if it returns different shapes on different copies or, with `max_wait`, in different rounds. A job
+        that resumes without `max_wait` fails if its checkpoint has parts that rounds had left out.
 
     Notes
     -----
     The value is part of the stream's checkpoints, and a job that resumes with another number of copies continues with
-    it. Each copy's part of each round is in one result, also after a failure.
+    it. Each copy's part of each round is in one result, also after a failure: with `max_wait`, checkpoints have what was
+    left out, as parts or as the rows that they are made of. At the end of the stream, what is left makes one more round,
+    which waits for it.
+
+    `max_wait` bounds the time of functions, from when all copies have the rows of a round. It does not bound how long
+    rows take to arrive, and a worker that stands still holds up rounds until it counts as lost. The first round waits for
+    all copies, a round that would have no part waits for one, and a copy with the rows of more than 16 rounds in hand is
+    waited for.
 
     With `every`, arrays of 1 MiB or more are reduced while rows arrive and the next round fills, from the second round
     on; checkpoints wait until they are reduced. Without it a round ends at a checkpoint, so its rows wait for the result.
@@ -115,14 +131,18 @@ def all_reduce(
             f"{name}: every= is a length of event time, and on= is the column that has it; pass both, or neither. Windows of "
             "count_window take no on="
         )
+    max_wait_s = None if max_wait is None else seconds(max_wait, f"{name}: max_wait")
+    schema = _SCHEMA if max_wait is None else _SCHEMA | {"left_out": "List(Int64)"}
 
     def make_logic(called: RoundFunction, name: str, place: Place) -> RoundLogic:
-        return RoundLogic(called, name, _SCHEMA, op, place)
+        if max_wait_s is None:
+            return OnTimeRoundLogic(called, name, schema, op, place)
+        return LateRoundLogic(called, name, schema, op, place, max_wait_s)
 
     return step(
         rows,
         function,
-        _SCHEMA,
+        schema,
         None if every is None else window(every if isinstance(every, Windows) else tumbling(every), on=on),
         by,
         (None, None),

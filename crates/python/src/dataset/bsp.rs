@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tidemill_collective::Communicator;
 use tidemill_dataflow::{TaskError, wait_in_copy};
 use tidemill_dataset::datafusion::arrow::array::RecordBatch;
+use tidemill_net::notice;
 use tidemill_stream::{BspFunction, CallOutput, CallSpan, MakeBspFunction};
 
 use super::calls::CallerThread;
@@ -25,7 +26,7 @@ struct PythonBsp {
     logic: Option<Arc<Py<PyAny>>>,
     thread: CallerThread,
     /// Listed for [`collective_waits`] as long as this lives.
-    _member: Arc<StepMember>,
+    member: Arc<StepMember>,
 }
 
 /// A copy of a step among others, which it meets in collectives.
@@ -33,13 +34,20 @@ struct StepMember {
     step: String,
     copy: u32,
     comm: Communicator,
+    /// What `tidemill._streaming.rounds.RoundLogic` counts.
+    rounds: Mutex<Option<RoundFigures>>,
 }
+
+/// The rounds of an all-reduce that a copy has ended: how many, their mean and longest seconds from the copy's part to
+/// the result, how many have left the copy out, how many of its parts are in none yet, and for how many seconds it has
+/// been left out.
+type RoundFigures = (u64, f64, f64, u64, u64, f64);
 
 /// The members in this process, which has few copies.
 static MEMBERS: Mutex<Vec<Weak<StepMember>>> = Mutex::new(Vec::new());
 
 /// How long each copy of this worker has waited in its last collectives: call numbers, which are the same on all copies
-/// of a step, with seconds. A copy without waits was the last to arrive.
+/// of a step, with seconds. A copy without waits was the last to arrive. And its rounds, if it all-reduces.
 pub(super) fn collective_waits() -> Vec<Value> {
     const CALLS_MAX: usize = 100;
     let mut members = MEMBERS.lock();
@@ -49,7 +57,13 @@ pub(super) fn collective_waits() -> Vec<Value> {
         let newest = waits[waits.len().saturating_sub(CALLS_MAX)..].iter();
         // A resolution of 0.1 ms is sufficient.
         let waits = newest.map(|(call, waited)| (call, (waited.as_secs_f64() * 1e4).round() / 1e4));
-        json!({"step": member.step, "copy": member.copy, "waits": waits.collect::<Vec<_>>()})
+        let rounds = member.rounds.lock().map(|(rounds, mean_s, worst_s, left_out, behind, late_s)| {
+            json!({
+                "rounds": rounds, "mean_s": mean_s, "worst_s": worst_s,
+                "left_out": left_out, "behind": behind, "late_s": late_s,
+            })
+        });
+        json!({"step": member.step, "copy": member.copy, "waits": waits.collect::<Vec<_>>(), "rounds": rounds})
     });
     told.collect()
 }
@@ -80,13 +94,39 @@ fn call<T: Send + 'static>(
 
 /// Tables, whether more may come, and a timer.
 fn output(py: Python<'_>, made: &Py<PyAny>) -> PyResult<CallOutput> {
-    let (tables, is_pending, timer) = made.extract::<(Vec<PyRef<'_, NativeTable>>, bool, Option<i64>)>(py)?;
-    Ok(CallOutput { rows: tables.iter().flat_map(|table| table.batches.clone()).collect(), is_pending, timer })
+    let (tables, is_pending, timer) = made.extract::<(Py<PyAny>, bool, Option<i64>)>(py)?;
+    Ok(CallOutput { rows: batches(py, &tables)?, is_pending, timer })
+}
+
+fn batches(py: Python<'_>, tables: &Py<PyAny>) -> PyResult<Vec<RecordBatch>> {
+    let tables = tables.extract::<Vec<PyRef<'_, NativeTable>>>(py)?;
+    Ok(tables.iter().flat_map(|table| table.batches.clone()).collect())
+}
+
+impl StepMember {
+    /// Takes over the figures of rounds. If ever more have left the copy out, says so after 1, 2, 4, 8 and so on.
+    fn note_rounds(&self, py: Python<'_>, logic: &Py<PyAny>) -> PyResult<()> {
+        let now: Option<RoundFigures> = logic.getattr(py, "rounds")?.extract(py)?;
+        let before = std::mem::replace(&mut *self.rounds.lock(), now).map_or(0, |(.., left_out, _, _)| left_out);
+        if let Some((rounds, .., left_out, behind, late_s)) = now
+            && left_out > before
+            && left_out.is_power_of_two()
+        {
+            let (step, copy, parts) = (&self.step, self.copy, if behind == 1 { "part" } else { "parts" });
+            notice!(
+                self.comm.world_rank(copy),
+                "copy {copy} of {step} was late, for {late_s:.1} s now: {left_out} of {rounds} rounds left out its part; \
+                 {behind} {parts} of it will be in a later round"
+            );
+        }
+        Ok(())
+    }
 }
 
 impl BspFunction for PythonBsp {
     fn call(&mut self, _comm: &Communicator, rows: RecordBatch, of: CallSpan) -> Result<CallOutput, TaskError> {
         let Some(logic) = self.logic.clone() else { return Ok(CallOutput::default()) };
+        let member = Arc::clone(&self.member);
         call(&mut self.thread, move |py| {
             let table = NativeTable { schema: rows.schema(), batches: vec![rows] };
             let (window, is_rows) = match of {
@@ -94,13 +134,25 @@ impl BspFunction for PythonBsp {
                 CallSpan::Time(start, end) => (Some((start, end)), false),
                 CallSpan::Rows(start, end) => (Some((start, end)), true),
             };
-            output(py, &logic.call_method1(py, "call", (table, window, is_rows))?)
+            let made = output(py, &logic.call_method1(py, "call", (table, window, is_rows))?)?;
+            member.note_rounds(py, &logic)?;
+            Ok(made)
         })
     }
 
     fn poll(&mut self, waits: bool) -> Result<CallOutput, TaskError> {
         let Some(logic) = self.logic.clone() else { return Ok(CallOutput::default()) };
-        call(&mut self.thread, move |py| output(py, &logic.call_method1(py, "poll", (waits,))?))
+        let member = Arc::clone(&self.member);
+        call(&mut self.thread, move |py| {
+            let made = output(py, &logic.call_method1(py, "poll", (waits,))?)?;
+            member.note_rounds(py, &logic)?;
+            Ok(made)
+        })
+    }
+
+    fn finish(&mut self) -> Result<Vec<RecordBatch>, TaskError> {
+        let Some(logic) = self.logic.clone() else { return Ok(Vec::new()) };
+        call(&mut self.thread, move |py| batches(py, &logic.call_method0(py, "finish")?))
     }
 
     fn save(&mut self) -> Result<Bytes, TaskError> {
@@ -130,9 +182,9 @@ pub fn bsp_function(name: &str, factory: Py<PyAny>) -> MakeBspFunction {
             let restored = PyList::new(py, restored.iter().map(|state| PyBytes::new(py, state)))?;
             factory.call1(py, (Comm::of(comm), copy, copies, restored))
         })?;
-        let member = StepMember { step: setup.context.task().to_owned(), copy, comm: setup.comm.clone() };
-        let member = Arc::new(member);
+        let (step, comm) = (setup.context.task().to_owned(), setup.comm.clone());
+        let member = Arc::new(StepMember { step, copy, comm, rounds: Mutex::new(None) });
         MEMBERS.lock().push(Arc::downgrade(&member));
-        Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread, _member: member }) as Box<dyn BspFunction>)
+        Ok(Box::new(PythonBsp { logic: Some(Arc::new(logic)), thread, member }) as Box<dyn BspFunction>)
     })
 }
