@@ -32,6 +32,10 @@ _KINDS = {
     "late_rows_total": ("counter", "Rows that came too late for a step."),
     "untimed_rows_total": ("counter", "Rows that had no time for a step."),
     "busy_rows_total": ("counter", "Rows of windows that ended while a step was busy, and were left out."),
+    "rounds_total": ("counter", "Rounds of an all_reduce that a copy has ended."),
+    "round_seconds_total": ("counter", "Time from a copy's part to the result, of all rounds together."),
+    "round_seconds_max": ("gauge", "The longest time from a copy's part to the result of a round."),
+    "rounds_left_out_total": ("counter", "Rounds that left out a copy, because it was late."),
     "spilled_bytes_total": ("counter", "Bytes that went to the spill directory."),
     "silent_seconds": ("gauge", "Time since a worker's last report."),
     "checkpoint": ("gauge", "Number of the newest checkpoint."),
@@ -98,6 +102,13 @@ def _of_worker(status: Mapping[str, Any], samples: _Samples) -> None:
     ):
         for step, rows in status.get(counts, []):
             put(name, rows, step=step)
+    for copy in status.get("collectives") or []:
+        if rounds := copy.get("rounds"):
+            by = {"step": copy["step"], "copy": copy["copy"]}
+            put("rounds_total", rounds["rounds"], **by)
+            put("round_seconds_total", rounds["rounds"] * rounds["mean_s"], **by)
+            put("round_seconds_max", rounds["worst_s"], **by)
+            put("rounds_left_out_total", rounds["left_out"], **by)
     put("spilled_bytes_total", status["spilled_bytes"])
     put("silent_seconds", status["silent_s"])
     if status["worker"] == 0 and status["durable"] is not None:

@@ -1,4 +1,4 @@
-"""``tidemill top --why``: copies of steps that keep the others waiting in collectives, and why."""
+"""``tidemill top --why``: copies of steps that keep the others waiting in collectives, and why; how long rounds take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemill.apps._top_looks import Status
 from tidemill.apps._top_text import percent
 from tidemill.mpi._lateness import compare, time_text
 
-__all__ = ["late_copies"]
+__all__ = ["late_copies", "round_sentences"]
 
 #: A copy that is late less often than this may be so by chance.
 _OFTEN = 0.2
@@ -34,6 +34,35 @@ def late_copies(job: Sequence[Status], cluster: Cluster) -> list[str]:
         for step, copies in _steps(job).items()
         if (sentence := _sentence(step, sorted(copies), cluster)) is not None
     ]
+
+
+def round_sentences(job: Sequence[Status]) -> list[str]:
+    """Return a sentence for each step whose copies all-reduce in rounds, and one for each copy that rounds have left out."""
+    steps: dict[str, list[tuple[int, str, dict[str, float]]]] = {}
+    for status in job:
+        for copy in status.get("collectives") or []:
+            if rounds := copy.get("rounds"):
+                steps.setdefault(str(copy["step"]), []).append((int(copy["copy"]), str(status["host"]), rounds))
+    sentences = []
+    for step, copies in steps.items():
+        mean_s = sum(rounds["mean_s"] for *_, rounds in copies) / len(copies)
+        at, host, worst = max(copies, key=lambda copy: copy[2]["worst_s"])
+        sentences.append(
+            f"{step} has ended {max(int(rounds['rounds']) for *_, rounds in copies)} rounds; their results come "
+            f"{time_text(mean_s)} after a copy's part on average, {time_text(worst['worst_s'])} at most, at copy {at} on {host}"
+        )
+        for copy, where, rounds in sorted(copies, key=lambda copy: copy[0]):
+            if rounds["left_out"]:
+                now = (
+                    f"it has been late for {time_text(rounds['late_s'])}, and {int(rounds['behind'])} of its parts will be in a "
+                    "later round"
+                    if rounds["behind"]
+                    else "now it is on time"
+                )
+                sentences.append(
+                    f"{int(rounds['left_out'])} of {int(rounds['rounds'])} rounds left out copy {copy} of {step} on {where}: {now}"
+                )
+    return [plain(sentence) for sentence in sentences]
 
 
 def _steps(job: Sequence[Status]) -> dict[str, list[_Copy]]:

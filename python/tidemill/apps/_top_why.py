@@ -28,13 +28,17 @@ _DECISIONS = ("ago", "buckets", "predicted", "measured", "outcome")
 _WIDTH_MIN = 40
 
 
-def why_lines(cluster: Cluster, running_s: float, screen: Screen, late: Sequence[str] = ()) -> list[str]:
-    """Return the causes with their evidence, heaviest first, who is `late` to collectives, and the decisions, newest first; the job
-    has run for `running_s` seconds.
+def why_lines(
+    cluster: Cluster, running_s: float, screen: Screen, late: Sequence[str] = (), rounds: Sequence[str] = ()
+) -> list[str]:
+    """Return the causes with their evidence, heaviest first, who is `late` to collectives, how `rounds` go, and the decisions, newest
+    first; the job has run for `running_s` seconds.
     """
     lines = _causes(cluster, screen)
     for sentence in late:
         lines += _text(f"late: {sentence}", 2, screen, hanging=6)
+    for sentence in rounds:
+        lines += _text(f"rounds: {sentence}", 2, screen, hanging=8)
     lines += _text(f"controller: {_MODES.get(cluster.controller, cluster.controller)}", 2, screen)
     if cluster.controller != "on" and any(cause.remedy is not None for cause in cluster.causes):
         lines += _text('to move buckets: tidemill balance, or write_stream(controller="on")', 2, screen)

@@ -13,7 +13,7 @@ from tidemill.apps._arguments import Parser, duration_s
 from tidemill.apps._plain import plain
 from tidemill.apps._top_buckets import bucket_lines
 from tidemill.apps._top_cluster import Cluster, ClusterError, read_cluster
-from tidemill.apps._top_collectives import late_copies
+from tidemill.apps._top_collectives import late_copies, round_sentences
 from tidemill.apps._top_links import links_lines
 from tidemill.apps._top_looks import QUIET_S, Look, Status, grouped, lacks_rates, looked, running_s
 from tidemill.apps._top_stream import elsewhere, heading, stream_lines
@@ -24,7 +24,9 @@ __all__ = ["main"]
 
 #: Displays of a job's workers, and of worker 0's report about hosts and links.
 _VIEWS: dict[str, Callable[[list[Status], Cluster, Screen], list[str]]] = {
-    "why": lambda job, cluster, screen: why_lines(cluster, running_s(job[0]), screen, late_copies(job, cluster)),
+    "why": lambda job, cluster, screen: why_lines(
+        cluster, running_s(job[0]), screen, late_copies(job, cluster), round_sentences(job)
+    ),
     "links": lambda _, cluster, screen: links_lines(cluster, screen),
     "buckets": lambda _, cluster, screen: bucket_lines(cluster, screen),
 }

@@ -14,7 +14,7 @@ from tidemill._streaming import status as _status
 from tidemill.apps import top
 from tidemill.apps._top_buckets import bucket_lines
 from tidemill.apps._top_cluster import Cluster, ClusterError, read_cluster
-from tidemill.apps._top_collectives import late_copies
+from tidemill.apps._top_collectives import late_copies, round_sentences
 from tidemill.apps._top_links import links_lines
 from tidemill.apps._top_text import Screen
 from tidemill.apps._top_why import why_lines
@@ -142,6 +142,25 @@ def test_why_names_who_is_late_to_collectives() -> None:
     once = [bsp_worker(at, f"lab-{at}", [0.002] * 99 + [0.04 if at != 3 else 0.0]) for at in range(4)]
     assert said(once) == [] and said([{"worker": 0, "host": "lab-0"}]) == []
     assert "  late: copy 3 is late" in why_lines(read(report()), 100.0, WIDE, ["copy 3 is late"])
+
+
+def test_why_tells_how_long_rounds_take_and_whom_they_left_out() -> None:
+    figures = [
+        {"rounds": 40, "mean_s": 0.002, "worst_s": 0.03, "left_out": 0, "behind": 0, "late_s": 0.0},
+        {"rounds": 40, "mean_s": 0.001, "worst_s": 1.5, "left_out": 2, "behind": 0, "late_s": 0.0},
+        {"rounds": 40, "mean_s": 0.003, "worst_s": 0.02, "left_out": 7, "behind": 3, "late_s": 1.31},
+    ]
+    job = [bsp_worker(at, f"lab-{at}", []) for at in range(3)]
+    assert round_sentences(job) == []
+    for worker, rounds in zip(job, figures, strict=True):
+        worker["collectives"][0]["rounds"] = rounds
+    said = round_sentences(job)
+    assert said == [
+        "bsp 2 has ended 40 rounds; their results come 2 ms after a copy's part on average, 1.5 s at most, at copy 1 on lab-1",
+        "2 of 40 rounds left out copy 1 of bsp 2 on lab-1: now it is on time",
+        "7 of 40 rounds left out copy 2 of bsp 2 on lab-2: it has been late for 1.3 s, and 3 of its parts will be in a later round",
+    ]
+    assert f"  rounds: {said[1]}" in why_lines(read(report()), 100.0, WIDE, rounds=said)
 
 
 def test_why_lists_decisions_newest_first() -> None:
