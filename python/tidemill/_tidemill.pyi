@@ -998,7 +998,12 @@ def address_bytes_left() -> int | None: ...
 
 class QueryEngine:
     def __init__(
-        self, threads: int, workers: int, memory_bytes: int | None = None, spill_dir: str | None = None
+        self,
+        threads: int,
+        workers: int,
+        memory_bytes: int | None = None,
+        spill_dir: str | None = None,
+        active_workers: int | None = None,
     ) -> None: ...
     def beside(self, workers: int) -> QueryEngine: ...
     def call(self, name: str, args: Sequence[NativeExpr]) -> NativeExpr: ...

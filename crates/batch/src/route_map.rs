@@ -46,6 +46,15 @@ impl RouteMap {
         RouteMap { version: 1, owners: (0..buckets).map(owner).collect() }
     }
 
+    /// Like [`RouteMap::even`], over some copies only.
+    ///
+    /// # Panics
+    /// If there are no buckets or copies.
+    pub fn even_among(buckets: u32, copies: &[u32]) -> Self {
+        let map = Self::even(buckets, copies.len() as u32);
+        RouteMap { owners: map.copies().map(|at| copies[at as usize]).collect(), ..map }
+    }
+
     /// A map from an explicit list with the owner of each bucket.
     ///
     /// # Panics
@@ -129,6 +138,13 @@ mod tests {
             let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
             assert!(max - min <= 1 && *min > 0, "{copies}: {min} to {max}");
         }
+    }
+
+    #[test]
+    fn some_copies_own_all_buckets() {
+        let map = RouteMap::even_among(10, &[0, 3]);
+        assert_eq!(map.copies().collect::<Vec<_>>(), [0, 0, 0, 0, 0, 3, 3, 3, 3, 3]);
+        assert_eq!(RouteMap::even_among(1000, &(0..7).collect::<Vec<_>>()), RouteMap::even(1000, 7));
     }
 
     #[test]

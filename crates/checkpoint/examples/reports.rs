@@ -4,6 +4,7 @@
 //! cargo run --release -p tidemill-checkpoint --example reports -- 16384 10
 //! ```
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tidemill_checkpoint::coordinator::{CheckpointTiming, CoordinatedTask, Coordinator, CoordinatorEvent, StartPoint};
@@ -25,6 +26,7 @@ fn coordinate(copies: u32, tasks: u32, reports: impl Iterator<Item = CopyReport>
         route: None,
         why_not_movable: None,
         why_splits_stay: None,
+        spares: BTreeSet::new(),
         schema: None,
     };
     let hour = Duration::from_secs(3600);

@@ -15,6 +15,9 @@
 //! bucket is known before what the new one saves. If this exceeds the timeout of a checkpoint, there is a warning,
 //! because no checkpoints are made meanwhile.
 //!
+//! A job is scaled in the same way, if its workers suffice: some become spare, or are no longer. Manifests say so once
+//! all has moved; until then, a job that resumes from one distributes buckets and splits anew.
+//!
 //! Splits of sources move in the same way. Here only the copies that lose or gain some report. The checkpoint at which
 //! they move has them with their old owners, the next one, which follows at once, with the new ones.
 
@@ -114,6 +117,8 @@ pub struct CoordinatedTask {
     pub why_not_movable: Option<String>,
     /// Why its splits cannot move, if they cannot; every task but a source has a reason.
     pub why_splits_stay: Option<String>,
+    /// Its copies on workers that are spare when the run begins.
+    pub spares: BTreeSet<u32>,
     /// The schema of its state, if it has declared one.
     pub schema: Option<StateSchema>,
 }
@@ -128,9 +133,13 @@ impl CoordinatedTask {
         }
     }
 
-    /// The route map that it resumes with.
-    pub fn route_in(&self, manifest: &Manifest) -> Option<Arc<RouteMap>> {
-        self.route.as_ref().map(|own| manifest.route(&self.name, self.copies, own))
+    /// The route map that it resumes with, if `spares` are the spare workers: that of the checkpoint, unless others
+    /// were spare then, or it leads to spare workers.
+    pub fn route_in(&self, manifest: &Manifest, spares: &BTreeSet<u32>) -> Option<Arc<RouteMap>> {
+        let own = self.route.as_ref()?;
+        let then = Some(manifest.route(&self.name, self.copies, own)).filter(|_| manifest.spares == *spares);
+        let then = then.filter(|then| !then.copies().any(|copy| self.spares.contains(&copy)));
+        Some(then.unwrap_or_else(|| Arc::clone(own)))
     }
 }
 
@@ -143,6 +152,8 @@ pub struct StartPoint {
     pub newest: u64,
     /// The claim to write into manifests.
     pub claim: u64,
+    /// The workers that are spare.
+    pub spares: BTreeSet<u32>,
 }
 
 struct PendingCheckpoint {
@@ -165,6 +176,8 @@ struct MoveInProgress {
     moved: MoveReport,
     /// Tasks that the barrier has reached: either all copies of a task get it, or none.
     begun: BTreeSet<u32>,
+    /// The spare workers once all has moved, if they are other ones.
+    spares: Option<BTreeSet<u32>>,
 }
 
 /// Intervals and timeouts.
@@ -185,6 +198,7 @@ pub struct Coordinator {
     timing: CheckpointTiming,
     members: Vec<CoordinatedTask>,
     states: Vec<TaskState>,
+    spares: BTreeSet<u32>,
     running: BTreeSet<(u32, u32)>,
     /// The last epoch that was started.
     epoch: u64,
@@ -211,8 +225,10 @@ impl Coordinator {
             let old = from.and_then(|from| from.tasks.get(&member.name)).cloned().unwrap_or_default();
             // Splits are redistributed, so copies save all of theirs again, and ended copies report their end again.
             let (ended, splits, shared, in_flight) = Default::default();
-            let route = from.and_then(|from| member.route_in(from)).as_deref().cloned();
-            let route = route.filter(|route| old.route.as_ref() == Some(route));
+            let route = from.and_then(|from| member.route_in(from, &begin.spares)).or_else(|| member.route.clone());
+            // With spare workers, the number of copies does not determine the graph's map.
+            let is_kept = |route: &RouteMap| old.route.as_ref() == Some(route) || !member.spares.is_empty();
+            let route = route.as_deref().filter(|route| is_kept(route)).cloned();
             let schema = member.schema.clone();
             TaskState { copies: member.copies, route, schema, ended, splits, shared, in_flight, ..old }
         };
@@ -223,6 +239,7 @@ impl Coordinator {
             claim: begin.claim,
             timing,
             states: members.iter().map(state).collect(),
+            spares: begin.spares.clone(),
             running: members.iter().enumerate().flat_map(copies).collect(),
             members,
             epoch: from.map_or(0, |from| from.epoch).max(begin.newest),
@@ -418,7 +435,8 @@ impl Coordinator {
 
     fn complete(&mut self, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         if let Some(moving) = self.moving.take_if(|moving| moving.missing.is_empty()) {
-            let outcome = match moving.begun.is_empty() {
+            let moves_nothing = moving.buckets.is_empty() && moving.sources.is_empty();
+            let outcome = match moving.begun.is_empty() && !moves_nothing {
                 true => Err(format!(
                     "{} ended before anything could move",
                     self.describe_tasks(moving.buckets.keys().chain(&moving.sources))
@@ -426,6 +444,9 @@ impl Coordinator {
                 // A task that ended before the barrier has no more state.
                 false => Ok(moving.moved),
             };
+            if let (Ok(_), Some(spares)) = (&outcome, moving.spares) {
+                self.spares = spares;
+            }
             if moving.moved.splits > 0 && !self.stopping {
                 // Until there is one, a job that resumes gives them back to their old owners.
                 self.requests.push((0, BarrierControl::Checkpoint));
@@ -472,14 +493,15 @@ impl Coordinator {
     fn store(&mut self, epoch: u64, finished: bool, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
         let (job, claim) = (self.job.clone(), self.claim);
-        let manifest = Manifest { job, claim, epoch, at_ms, finished, tasks: tasks.collect() };
+        let (spares, tasks) = (self.spares.clone(), tasks.collect());
+        let manifest = Manifest { job, claim, epoch, at_ms, finished, spares, tasks };
         self.storing = Some((epoch, finished));
         actions.push(CoordinatorAction::Store(Box::new(manifest)));
     }
 
     /// Checks that the buckets and splits of all tasks can move as requested; if not, none do.
-    fn check(&self, Rebalance { maps, splits }: &Rebalance) -> Result<(), String> {
-        if maps.is_empty() && splits.is_empty() {
+    fn check(&self, Rebalance { maps, splits, spares }: &Rebalance) -> Result<(), String> {
+        if maps.is_empty() && splits.is_empty() && spares.is_none() {
             return Err("no task is named whose buckets or splits should move".into());
         }
         maps.iter().try_for_each(|(task, map)| self.check_map(task, map))?;
@@ -546,10 +568,10 @@ impl Coordinator {
     }
 
     /// Uses the new maps from now on, whatever becomes of the checkpoint.
-    fn begin_moving(&mut self, id: u64, Rebalance { maps, splits }: &Rebalance) -> MoveInProgress {
+    fn begin_moving(&mut self, id: u64, Rebalance { maps, splits, spares }: &Rebalance) -> MoveInProgress {
         let moved = MoveReport { epoch: self.epoch, ..MoveReport::default() };
         let (buckets, sources, missing, begun) = Default::default();
-        let mut moving = MoveInProgress { id, buckets, sources, missing, moved, begun };
+        let mut moving = MoveInProgress { id, buckets, sources, missing, moved, begun, spares: spares.clone() };
         for (task, moves) in splits {
             let at = self.member_named(task).expect("checked before") as u32;
             moving.sources.insert(at);
@@ -626,6 +648,7 @@ mod tests {
             route,
             why_not_movable: None,
             why_splits_stay: None,
+            spares: BTreeSet::new(),
             schema: None,
         }
     }

@@ -47,7 +47,7 @@ pub struct PartEntry {
 pub struct TaskState {
     /// The number of its copies.
     pub copies: u32,
-    /// Which copy owned which bucket, if this differs from the job's graph.
+    /// Which copy owned which bucket, if this differs from the job's graph, or if there were spare workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteMap>,
     /// The schema of its state, if it has declared one.
@@ -79,6 +79,9 @@ pub struct Manifest {
     pub at_ms: u64,
     /// Whether the job has reached its end, so that at most commits are missing.
     pub finished: bool,
+    /// The workers that had no buckets and splits, and were to get none.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub spares: BTreeSet<u32>,
     /// By task name.
     pub tasks: BTreeMap<String, TaskState>,
 }
@@ -282,7 +285,8 @@ mod tests {
         let moved = own.moved(&[(0, 1)]);
         let task = TaskState { copies: 2, route: Some(moved.clone()), ..TaskState::default() };
         let tasks = [("count".to_owned(), task)].into();
-        let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
+        let manifest =
+            Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, spares: [3].into(), tasks };
         assert_eq!(*manifest.route("count", 2, &own), moved);
         assert_eq!(Manifest::decode(&manifest.encode()).as_ref(), Ok(&manifest));
         let even = |buckets, copies| Arc::new(RouteMap::even(buckets, copies));
@@ -300,7 +304,8 @@ mod tests {
             vec![(PartKey::Bucket(1), entry("a", true, 9)), (PartKey::Split("x".into()), entry("b", true, 1))],
         );
         let tasks = [("count".to_owned(), task)].into();
-        let manifest = Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, tasks };
+        let manifest =
+            Manifest { job: "j".into(), claim: 1, epoch: 4, at_ms: 5, finished: false, spares: BTreeSet::new(), tasks };
         let bytes = manifest.encode();
         assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
         assert_eq!(manifest.files(), ["a", "b"].into());

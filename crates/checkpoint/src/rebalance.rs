@@ -1,6 +1,6 @@
 //! Moves of tasks' key buckets, and of sources' splits, to other copies, as barriers and checkpoints see them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,9 @@ pub struct Rebalance {
     /// By source task, the splits that move.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub splits: BTreeMap<String, SplitMoves>,
+    /// The workers that get no buckets and splits from then on, if they are other ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spares: Option<BTreeSet<u32>>,
 }
 
 /// The outcome of a rebalance.

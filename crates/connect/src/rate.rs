@@ -184,7 +184,7 @@ impl RateSource {
                 let place = |saved| place(saved, options.splits);
                 restored.splits.iter().map(place).collect::<Result<Vec<_>, _>>()?
             }
-            None => (0..options.splits).filter(|s| s % context.copies() == context.copy()).map(|s| (s, 0)).collect(),
+            None => (0..options.splits).filter(|s| context.is_dealt(*s as usize)).map(|s| (s, 0)).collect(),
         };
         let splits: Vec<_> = places.into_iter().map(RateSplit::new).collect();
         // The last split comes first: a receiver that sees it knows that the others exist, and does not let time

@@ -15,16 +15,18 @@
 mod plan;
 mod problem;
 mod search;
+mod share;
 mod state;
 
 pub use self::{
     plan::{AssignError, Load, Plan},
     problem::Problem,
+    share::share_with,
 };
 
 /// Finds better owners for the buckets, or none if the current ones are as good.
 ///
-/// Nothing stays on drained hosts. Buckets without load only move off these.
+/// Nothing stays on drained hosts and spare workers. Buckets without load only move off these.
 ///
 /// # Errors
 /// If all hosts with copies of a task are drained.

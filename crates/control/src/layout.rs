@@ -1,5 +1,7 @@
 //! Where a job's copies run, and which copy owns which bucket.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 /// Hosts, workers and tasks of a run.
@@ -9,8 +11,19 @@ pub struct ClusterLayout {
     pub hosts: Vec<HostLayout>,
     /// The host of each worker, as an index into `hosts`.
     pub worker_hosts: Vec<u32>,
+    /// Workers that get no buckets and splits until the job is scaled.
+    pub spares: BTreeSet<u32>,
     /// The tasks, in the graph's order.
     pub tasks: Vec<TaskLayout>,
+}
+
+/// The spare workers if `active` of the job's workers are to work. `worker_hosts` has the host of each worker, as any
+/// number. Hosts take turns: the first workers of all hosts are active before the second ones of any, worker 0 always.
+pub fn spare_workers(worker_hosts: &[u32], active: usize) -> BTreeSet<u32> {
+    let place = |worker: usize| worker_hosts[..worker].iter().filter(|host| **host == worker_hosts[worker]).count();
+    let mut workers: Vec<(usize, u32)> = (0..worker_hosts.len()).map(|worker| (place(worker), worker as u32)).collect();
+    workers.sort_unstable();
+    workers.into_iter().skip(active.max(1)).map(|(_, worker)| worker).collect()
 }
 
 /// A host of a run.
@@ -34,6 +47,22 @@ impl ClusterLayout {
         }
         self
     }
+
+    /// The same, with these spare workers.
+    pub fn with_spares(self, spares: BTreeSet<u32>) -> Self {
+        Self { spares, ..self }
+    }
+
+    /// The number of workers that are not spare.
+    pub fn active(&self) -> usize {
+        self.worker_hosts.len() - self.spares.len()
+    }
+
+    /// Whether a worker gets no buckets and splits: it is spare, or its host is drained.
+    pub fn is_closed(&self, worker: u32) -> bool {
+        let host = self.worker_hosts.get(worker as usize).and_then(|host| self.hosts.get(*host as usize));
+        self.spares.contains(&worker) || host.is_some_and(|host| host.drained)
+    }
 }
 
 /// A task of a run.
@@ -55,6 +84,8 @@ pub struct TaskLayout {
     pub splits: Vec<Option<Vec<String>>>,
     /// Whether they can move.
     pub moves_splits: bool,
+    /// Why its buckets or splits cannot move; `None` if they can, or if it has neither.
+    pub why_stays: Option<String>,
     /// The bytes of state of each bucket according to the newest checkpoint; empty if that does not say.
     pub state_bytes: Vec<u64>,
     /// The tasks whose output it takes, as indices into `tasks`.
@@ -72,4 +103,21 @@ pub enum TaskRole {
     Step,
     /// It has no outputs.
     Sink,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A job on several hosts that used all of the first before any of the second would leave its links idle.
+    #[test]
+    fn hosts_take_turns() {
+        let spares = |active| spare_workers(&[0, 0, 0, 7, 7, 7], active).into_iter().collect::<Vec<_>>();
+        assert_eq!(spares(0), [1, 2, 3, 4, 5], "worker 0 always works");
+        assert_eq!(spares(1), [1, 2, 3, 4, 5]);
+        assert_eq!(spares(2), [1, 2, 4, 5]);
+        assert_eq!(spares(3), [2, 4, 5]);
+        assert!(spares(6).is_empty() && spares(9).is_empty());
+        assert_eq!(spare_workers(&[0; 4], 3), [3].into());
+    }
 }

@@ -28,10 +28,10 @@ mod splits;
 #[cfg(test)]
 mod testing;
 
-pub use assign::{AssignError, Load, Plan, Problem, assign};
+pub use assign::{AssignError, Load, Plan, Problem, assign, share_with};
 pub use controller::{Action, Controller, Limits, Mode};
 pub use diagnose::diagnose;
-pub use layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole};
+pub use layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole, spare_workers};
 pub use observe::{HostLimits, Observer, Rates, TaskRates};
 pub use report::{
     BucketReport, Cause, CauseKind, ClusterReport, Decision, HeavyKeyReport, HostLinkReport, HostReport, Outcome,

@@ -7,18 +7,14 @@ use crate::layout::{ClusterLayout, TaskLayout};
 /// Splits that should have another reader: by source task, and by the copy that reads them now, each with its next one.
 pub type SplitPlan = BTreeMap<String, BTreeMap<u32, BTreeMap<String, u32>>>;
 
-/// The splits that must leave drained hosts, each to the copy that has the fewest; with `evens`, also those that other
-/// copies have more of than others. As few as possible move. Splits stay where no copy on another host is left.
+/// The splits that must leave drained hosts and spare workers, each to the copy that has the fewest; with `evens`, also those that other
+/// copies have more of than others. As few as possible move. Splits stay where no other copy is left.
 pub fn plan_splits(layout: &ClusterLayout, evens: bool) -> SplitPlan {
     let plans = layout.tasks.iter().map(|task| (task.name.clone(), plan_task(layout, task, evens)));
     plans.filter(|(_, moves)| !moves.is_empty()).collect()
 }
 
 fn plan_task(layout: &ClusterLayout, task: &TaskLayout, evens: bool) -> BTreeMap<u32, BTreeMap<String, u32>> {
-    let is_drained = |copy: u32| {
-        let host = layout.worker_hosts[task.copy_workers[copy as usize] as usize];
-        layout.hosts[host as usize].drained
-    };
     // Each split with the copy that has it now.
     let mut held: BTreeMap<u32, Vec<(&String, u32)>> = BTreeMap::new();
     let mut leaving = Vec::new();
@@ -26,7 +22,7 @@ fn plan_task(layout: &ClusterLayout, task: &TaskLayout, evens: bool) -> BTreeMap
         // A copy that has ended cannot take any, and what it has read it need not give.
         let Some(splits) = splits else { continue };
         let splits = splits.iter().map(|split| (split, copy));
-        match is_drained(copy) {
+        match layout.is_closed(task.copy_workers[copy as usize]) {
             true => leaving.extend(splits),
             false => held.entry(copy).or_default().extend(splits),
         }
@@ -67,6 +63,8 @@ fn even_out(held: &mut BTreeMap<u32, Vec<(&String, u32)>>) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::layout::HostLayout;
 
@@ -77,6 +75,7 @@ mod tests {
         ClusterLayout {
             hosts: drained.iter().map(host).collect(),
             worker_hosts: (0..drained.len() as u32).collect(),
+            spares: BTreeSet::new(),
             tasks: vec![task, TaskLayout { name: "count".into(), ..TaskLayout::default() }],
         }
     }
@@ -95,6 +94,8 @@ mod tests {
         assert!(plan_splits(&layout(splits(), &[true; 4]), true).is_empty());
         let even = plan_splits(&layout(splits(), &[false; 4]), true);
         assert_eq!(even["numbers"], [(1, [("5".into(), 3)].into())].into());
+        let spare = layout(splits(), &[false; 4]).with_spares([1].into());
+        assert_eq!(plan_splits(&spare, false)["numbers"].keys().collect::<Vec<_>>(), [&1]);
         let all = plan_splits(&layout(splits(), &[true, true, true, false]), true);
         assert_eq!(all["numbers"].values().map(BTreeMap::len).sum::<usize>(), 5);
     }

@@ -47,6 +47,7 @@ pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
             .map(|_| (random.below(4) > 0).then(|| list(random, 3).iter().map(u32::to_string).collect()))
             .collect(),
         moves_splits: random.below(2) == 1,
+        why_stays: None,
         state_bytes: (0..random.below(8)).map(|_| any(random)).collect(),
         inputs: list(random, 5),
     };
@@ -60,6 +61,7 @@ pub(crate) fn random_layout(random: &mut Random) -> ClusterLayout {
             })
             .collect(),
         worker_hosts: list(random, 5),
+        spares: (random.below(4) == 0).then(|| list(random, 5)).into_iter().flatten().collect(),
         tasks: (0..random.below(4)).map(|_| task(random)).collect(),
     }
 }

@@ -22,6 +22,8 @@ pub struct JobContract {
     pub job: String,
     /// The number of workers.
     pub size: usize,
+    /// How many of them are not spare.
+    pub active: usize,
     secret: String,
     threads: u32,
     /// The machine that its workers share, if each is to have its own part.
@@ -39,9 +41,19 @@ impl JobContract {
     pub fn new(options: &JobOptions, restart: u32, cluster: Option<&EmulatedCluster>) -> io::Result<Self> {
         let machine = Machine::here();
         let cores = machine.usable();
-        let size = options.workers.unwrap_or(cores);
+        let asked = options.workers.unwrap_or(cores);
+        let size = match (options.workers, options.max_workers) {
+            // A job may have been scaled beyond its maximum.
+            (Some(_), Some(most)) => most.max(asked),
+            (None, Some(most)) => most,
+            (_, None) => asked,
+        };
+        let active = asked.min(size);
         let threads = options.threads.unwrap_or_else(|| u32::try_from(cores / size).unwrap_or(1).max(1));
         let mut common: Vec<(&'static str, OsString)> = vec![("TIDEMILL_RESTART", restart.to_string().into())];
+        if active < size {
+            common.push(("TIDEMILL_ACTIVE_WORKERS", active.to_string().into()));
+        }
         if let Some(transport) = options.transport {
             common.push(("TIDEMILL_TRANSPORT", transport.name().into()));
         }
@@ -70,6 +82,7 @@ impl JobContract {
         Ok(Self {
             job: random_hex::<8>()?,
             size,
+            active,
             secret: random_hex::<32>()?,
             threads,
             machine: (!options.no_bind).then_some(machine),
@@ -156,6 +169,29 @@ mod tests {
             .map(|name| value(&all, &format!("TIDEMILL_{name}")).unwrap_or_default());
         assert_eq!(got, ["2", "3", "2", "3", "2", "127.0.0.1:4000", "/c"]);
         assert_eq!(value(&all, "TIDEMILL_LISTEN_FD"), None);
+    }
+
+    /// Spare workers are workers like any other, with a share of the machine.
+    #[test]
+    fn some_workers_are_spare() {
+        let contract = |workers, max_workers| {
+            let options = JobOptions { workers, max_workers, threads: Some(1), ..JobOptions::default() };
+            JobContract::new(&options, 0, None).expect("the system has random numbers")
+        };
+        let sizes = |contract: &JobContract| (contract.size, contract.active);
+        let active = |contract: &JobContract| {
+            let all = contract.environment(1, ([127, 0, 0, 1], 4000).into(), None, Path::new("/c"));
+            value(&all, "TIDEMILL_ACTIVE_WORKERS")
+        };
+        let spare = contract(Some(4), Some(6));
+        assert_eq!((sizes(&spare), active(&spare).as_deref()), ((6, 4), Some("4")));
+        for (workers, most, size) in [(Some(6), Some(6), 6), (Some(8), Some(6), 8), (Some(3), None, 3)] {
+            let contract = contract(workers, most);
+            assert_eq!((sizes(&contract), active(&contract)), ((size, size), None));
+        }
+        let cores = Machine::here().usable();
+        assert_eq!(sizes(&contract(None, Some(cores + 1))), (cores + 1, cores));
+        assert_eq!(sizes(&contract(None, Some(1))), (1, 1));
     }
 
     /// A core given to two workers would halve the speed of both, and a core given to none would be wasted.

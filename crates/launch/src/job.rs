@@ -51,7 +51,7 @@ pub fn run_app(options: &JobOptions, app: &App, args: Vec<OsString>, python: &Pa
     let help = args.iter().any(|word| word == "-h" || word == "--help");
     if help {
         // One worker prints its help, as if it had been started without us.
-        (options.workers, options.no_prefix) = (Some(1), true);
+        (options.workers, options.max_workers, options.no_prefix) = (Some(1), None, true);
     }
     let mut command: Vec<OsString> = vec!["-m".into(), app.module.into()];
     command.extend(args);
@@ -174,6 +174,8 @@ struct JobLoop<'a> {
     kills: OomKills,
     /// When an output last accepted bytes.
     last_write: Instant,
+    /// How many workers were not spare at the start.
+    active: usize,
     signals: &'a SignalPipe,
 }
 
@@ -227,6 +229,7 @@ impl<'a> JobLoop<'a> {
             noted: false,
             kills: OomKills::now(),
             last_write: Instant::now(),
+            active: contract.active,
             signals,
         };
         let at_terminal = KeyboardInput::is_terminal();
@@ -306,12 +309,14 @@ impl<'a> JobLoop<'a> {
 
     fn outcome(&self) -> LaunchOutcome {
         let folder = self.crashes.path();
+        let active = JobScale::active(folder);
         LaunchOutcome {
             asked: ScaleRequest::read(folder),
             stopped: ScaleRequest::has_stopped(folder) && self.policy.exit_code() == 0 && !self.policy.was_signalled(),
             failed: self.policy.is_failure(),
             unanswered: JobScale::is_unanswered(folder),
-            workers: self.workers.len(),
+            workers: active.unwrap_or(self.active),
+            scaled: active.is_some(),
         }
     }
 

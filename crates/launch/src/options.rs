@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, Args, Command, FromArgMatches, ValueEnum, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use crate::apps::{APPS, App};
 
@@ -35,6 +35,11 @@ pub struct JobOptions {
     /// Number of workers [default: one per available core]
     #[arg(short = 'n', long = "workers", value_name = "N", value_parser = parse_workers)]
     pub workers: Option<usize>,
+
+    /// Start this many workers: those beyond -n are spare, and wait until `tidemill scale` has a stream use them, without
+    /// a stop
+    #[arg(long, value_name = "N", value_parser = parse_workers)]
+    pub max_workers: Option<usize>,
 
     /// Threads of each worker [default: cores / workers, at least 1]
     #[arg(long, value_name = "T", value_parser = value_parser!(u32).range(1..))]
@@ -193,7 +198,17 @@ pub fn parse(args: Vec<OsString>) -> Result<CliRequest, clap::Error> {
         let text = format!("start programs with `run`: tidemill run {}\n", file.to_string_lossy());
         return Err(clap::Error::raw(clap::error::ErrorKind::InvalidSubcommand, text));
     }
-    let matches = command().try_get_matches_from(args)?;
+    let request = requested(&command().try_get_matches_from(args)?)?;
+    if let Some(&JobOptions { workers: Some(workers), max_workers: Some(most), .. }) = request.options()
+        && workers > most
+    {
+        let text = format!("-n {workers} is more than --max-workers {most}: --max-workers counts all workers\n");
+        return Err(clap::Error::raw(clap::error::ErrorKind::ValueValidation, text));
+    }
+    Ok(request)
+}
+
+fn requested(matches: &ArgMatches) -> Result<CliRequest, clap::Error> {
     match matches.subcommand() {
         Some(("run", found)) => Ok(CliRequest::Run(RunArgs::from_arg_matches(found)?)),
         Some(("info", found)) => Ok(CliRequest::Info(InfoArgs::from_arg_matches(found)?)),
@@ -287,7 +302,7 @@ fn take_ours(words: Vec<OsString>) -> (Vec<OsString>, Vec<OsString>) {
 /// The job options, for the help of applications, which do not know them.
 pub const APP_HELP: &str = "
 job options, in any position (see `tidemill run --help`):
-  -n N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --connect WHEN, --stall-warning SECONDS,
+  -n N, --max-workers N, --threads T, --memory SIZE, --spill-dir DIR, --metrics ADDRESS, --no-bind, --transport KIND, --connect WHEN, --stall-warning SECONDS,
   --grace SECONDS, --restarts N, --no-prefix";
 
 const RUN_HELP: &str = "\
@@ -411,6 +426,9 @@ mod tests {
             "run -n -1 a.py",
             "run -n x a.py",
             "run -n 5000 a.py",
+            "run --max-workers 0 a.py",
+            "run -n 4 --max-workers 3 a.py",
+            "kmeans -n 4 --max-workers 3",
             "run --threads 0 a.py",
             "run --memory 0 a.py",
             "run --memory 2XB a.py",

@@ -7,6 +7,10 @@
 //! | `scale.json`  | the command       | what to restart the job with, and where to write the answer                 |
 //! | `stopped`     | worker 0          | its stream has made a last checkpoint for this, and the workers end         |
 //! | `scaled.json` | the next launch   | where worker 0 answers; it removes the file once its stream runs            |
+//! | `active`      | worker 0          | how many workers are active since the stream was scaled without a stop      |
+//!
+//! A job with spare workers (`--max-workers`) is scaled without the launcher. It only learns how many workers are active
+//! now, so that the next launch begins with as many.
 //!
 //! A job that fails after a request continues as requested, from its last checkpoint. If that start fails before its
 //! stream runs, the job continues once more with what it had before.
@@ -20,13 +24,14 @@ use serde_json::{Value, json};
 const ASKED: &str = "scale.json";
 const STOPPED: &str = "stopped";
 const SCALED: &str = "scaled.json";
+const ACTIVE: &str = "active";
 /// Longer requests are not valid.
 const REQUEST_BYTES_MAX: u64 = 1 << 16;
 
 /// What can change between two starts of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobShape {
-    /// The number of workers; `None`: as the options say.
+    /// The number of workers, without spare ones; `None`: as the options say.
     pub workers: Option<usize>,
     /// The names of emulated hosts that get no workers.
     pub without: Vec<String>,
@@ -56,8 +61,10 @@ pub struct LaunchOutcome {
     pub failed: bool,
     /// Whether its stream never ran, so that nobody was answered.
     pub unanswered: bool,
-    /// The number of its workers.
+    /// The number of its workers at its end, without spare ones.
     pub workers: usize,
+    /// Whether it was scaled to that number without a stop.
+    pub scaled: bool,
 }
 
 /// The shape that a job is started with, and the request to answer once the job runs.
@@ -122,6 +129,11 @@ impl JobScale {
         fs::write(folder.join(SCALED), told.to_string())
     }
 
+    /// How many workers are active since the stream of this folder's job was scaled without a stop, if it was.
+    pub fn active(folder: &Path) -> Option<usize> {
+        fs::read_to_string(folder.join(ACTIVE)).ok()?.trim().parse().ok().filter(|&active| active > 0)
+    }
+
     /// Whether an announced launch has not answered yet.
     pub fn is_unanswered(folder: &Path) -> bool {
         folder.join(SCALED).exists()
@@ -132,6 +144,9 @@ impl JobScale {
     pub fn ended(&mut self, outcome: &LaunchOutcome) -> Option<String> {
         if !outcome.unanswered {
             self.pending = None;
+        }
+        if outcome.scaled {
+            self.shape.workers = Some(outcome.workers);
         }
         if outcome.failed && outcome.unanswered {
             return self.revert(outcome.workers);
@@ -234,6 +249,26 @@ mod tests {
         let outcome = LaunchOutcome { asked: back, stopped: true, workers: 6, ..LaunchOutcome::default() };
         assert!(scale.ended(&outcome).is_some());
         assert_eq!(scale.shape, shape(Some(8), &[]));
+    }
+
+    /// A job that was scaled without a stop, and fails later, starts again as it was.
+    #[test]
+    fn a_live_scale_survives_a_failure() {
+        let folder = folder("live");
+        assert_eq!(JobScale::active(folder.path()), None);
+        for strange in ["", "0", "-1", "six"] {
+            fs::write(folder.path().join(ACTIVE), strange).expect("the folder is ours");
+            assert_eq!(JobScale::active(folder.path()), None, "{strange}");
+        }
+        fs::write(folder.path().join(ACTIVE), "6").expect("the folder is ours");
+        assert_eq!(JobScale::active(folder.path()), Some(6));
+        let mut scale = JobScale::default();
+        let failed = LaunchOutcome { failed: true, scaled: true, workers: 6, ..LaunchOutcome::default() };
+        assert_eq!((scale.ended(&failed), &scale.shape), (None, &shape(Some(6), &[])));
+        // Then with a stop, beyond what it has.
+        let request = asked(&folder, json!({"workers": 8}));
+        let stopped = LaunchOutcome { asked: request, stopped: true, failed: false, ..failed };
+        assert_eq!(scale.ended(&stopped).as_deref(), Some("scaling the job from 6 to 8 workers"));
     }
 
     #[test]

@@ -173,6 +173,7 @@ pub fn start(program: &WorkerProgram, setting: &WorkerSetting<'_>) -> Result<Chi
         .env_remove("TIDEMILL_LISTEN_FD")
         .env_remove("TIDEMILL_TERMINAL")
         .env_remove("TIDEMILL_BOUND")
+        .env_remove("TIDEMILL_ACTIVE_WORKERS")
         .envs(setting.environment.iter().map(|(name, value)| (OsStr::new(name), value)))
         .stdin(match setting.input {
             StdinSource::Null => Stdio::null(),

@@ -63,7 +63,18 @@ def copies() -> int:
 
 def new_engine(job: Job, threads: int, workers: int) -> QueryEngine:
     """Return an engine for this many workers, with this worker's share of memory."""
-    return QueryEngine(threads, workers, memory_budget(job), os.environ.get("TIDEMILL_SPILL_DIR") or None)
+    spill_dir = os.environ.get("TIDEMILL_SPILL_DIR") or None
+    return QueryEngine(threads, workers, memory_budget(job), spill_dir, _active_workers())
+
+
+def _active_workers() -> int | None:
+    """Return how many workers take part in streams at the start, the others being spare; None if all do."""
+    text = os.environ.get("TIDEMILL_ACTIVE_WORKERS", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise DataSetError(f"TIDEMILL_ACTIVE_WORKERS must be a positive integer, not {text!r}")
+    return int(text)
 
 
 def query_threads(job: Job) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from tidemill.apps import _jobs
 from tidemill.apps._plain import plain
 
-__all__ = ["run"]
+__all__ = ["run", "scaled_lines"]
 
 
 def run(command: str, job: dict[str, Any] | str, request: dict[str, Any], timeout_s: float | None) -> int:
@@ -35,11 +35,7 @@ def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
     head = f"stream {job!r}: "
     if "said" in answer:
         return [head + answer["said"], *_stays(answer, free)]
-    state = "" if answer["bytes"] is None else f", with {_size(answer['bytes'])} of state"
-    splits = answer.get("moved_splits", sum(len(of["splits"]) for of in answer["splits"]))
-    moves = _count(answer["buckets"], "bucket") + state
-    if answer["splits"]:
-        moves = f"{moves}, and {_count(splits, 'split')} of sources" if answer["buckets"] else _count(splits, "split")
+    moves = _moves(answer)
     if answer["dry_run"]:
         lines = [f"{head}would move {moves}; copies would take no rows for about {_time(answer['waited_s'])}"]
     else:
@@ -49,14 +45,49 @@ def _lines(job: str, answer: dict[str, Any], free: str) -> list[str]:
         ]
     if (gain := answer.get("gain")) is not None and gain >= 0.01:
         lines.append(f"  expected gain: {100 * gain:.0f}%")
-    for task in answer["tasks"]:
-        lines.append(f"  {task['task']}: {task['moved']:,} of {task['buckets']:,} buckets")
-    for of in answer["splits"]:
-        lines.append(f"  {of['task']}: {_named(of['splits'])} to host {of['to']}")
+    lines += _details(answer)
     for host in answer["hosts"]:
         drained = "  (drained)" if host["drained"] else ""
         lines.append(f"  host {host['host']}: {host['before']:,} -> {host['after']:,} buckets{drained}")
     return lines + _stays(answer, free)
+
+
+def scaled_lines(job: str, answer: dict[str, Any]) -> list[str]:
+    """Return the answer of a job that was scaled without a stop, or would be, as lines."""
+    before, after = answer["scaled"]
+    moves = _moves(answer)
+    head = f"stream {job!r}: "
+    if answer["dry_run"]:
+        lines = [f"{head}would be scaled from {before} to {_count(after, 'worker')} without a stop"]
+        if moves:
+            lines.append(f"  would move {moves}; copies would take no rows for about {_time(answer['waited_s'])}")
+    else:
+        lines = [f"{head}scaled from {before} to {_count(after, 'worker')} without a stop"]
+        if moves:
+            lines.append(
+                f"  moved {moves} at checkpoint {answer['epoch']}; copies took no rows for up to {_time(answer['waited_s'])}"
+            )
+    lines += _details(answer)
+    for worker in answer["workers"]:
+        spare = "  (spare)" if worker["spare"] else ""
+        lines.append(f"  worker {worker['worker']}: {worker['before']:,} -> {worker['after']:,} buckets{spare}")
+    return lines
+
+
+def _moves(answer: dict[str, Any]) -> str:
+    """Return what moves, or has moved; empty if nothing."""
+    state = "" if answer["bytes"] is None else f", with {_size(answer['bytes'])} of state"
+    splits = answer.get("moved_splits", sum(len(of["splits"]) for of in answer["splits"]))
+    moves = _count(answer["buckets"], "bucket") + state if answer["buckets"] else ""
+    if not answer["splits"]:
+        return moves
+    return f"{moves}, and {_count(splits, 'split')} of sources" if moves else _count(splits, "split")
+
+
+def _details(answer: dict[str, Any]) -> list[str]:
+    """Return the buckets and splits that move, by task."""
+    lines = [f"  {task['task']}: {task['moved']:,} of {task['buckets']:,} buckets" for task in answer["tasks"]]
+    return lines + [f"  {of['task']}: {_named(of['splits'])} to {of['to']}" for of in answer["splits"]]
 
 
 def _stays(answer: dict[str, Any], free: str) -> list[str]:

@@ -81,7 +81,7 @@ def _answer(job: dict[str, Any], folder: Path, request: dict[str, Any], timeout_
 
 def _predicted(job: dict[str, Any], request: dict[str, Any]) -> str:
     """Return what would be done, and how long the stream would pause, estimated from its start and last checkpoint."""
-    workers, now = request["workers"], job["workers"]
+    workers, now = request["workers"], job.get("active") or job["workers"]
     hosts = f", none of them on host {request['leave']}" if request.get("leave") else ""
     what = f"would be started again with {workers} worker{'' if workers == 1 else 's'} instead of {now}{hosts}"
     made = job.get("checkpoint")

@@ -57,7 +57,7 @@ def stream_lines(looks: list[Look], each_worker: bool) -> list[str]:
     """Return the display of a job."""
     job = [status for _, status in looks]
     steps = _steps(looks)
-    lines = [heading(job), *elsewhere(job), *_quiet(job), *_overdue(job, steps), *_main_cause(job[0])]
+    lines = [heading(job), *elsewhere(job), *_spare(job), *_quiet(job), *_overdue(job, steps), *_main_cause(job[0])]
     for what, counted in (("came too late", "late"), ("had no time", "untimed"), ("came while it was busy", "skipped")):
         counts: Counter[str] = Counter()
         for step, count in (count for status in job for count in status.get(counted, [])):
@@ -72,7 +72,8 @@ def stream_lines(looks: list[Look], each_worker: bool) -> list[str]:
     lines += _held_back([source for status in job for source in status.get("sources", [])])
     parts: dict[str, list[int]] = {}
     if each_worker:
-        parts = {f"worker {status['worker']} on {status['host']}": [at] for at, status in enumerate(job)}
+        spare = {at: ", spare" if status.get("spare") else "" for at, status in enumerate(job)}
+        parts = {f"worker {status['worker']} on {status['host']}{spare[at]}": [at] for at, status in enumerate(job)}
     elif len(_hosts(job)) > 1:
         parts = {_named([job[at] for at in ats]): ats for ats in _hosts(job).values()}
     if parts:
@@ -96,6 +97,12 @@ def elsewhere(job: list[Status]) -> list[str]:
     if job[0]["worker"] == 0:
         return []
     return [f"  tidemill top shows all workers on host {job[0]['first_host']}, where worker 0 is"]
+
+
+def _spare(job: list[Status]) -> list[str]:
+    """Return the workers that have no keys and splits, and wait until the job is scaled."""
+    named = (_named(spares) for ats in _hosts(job).values() if (spares := [job[at] for at in ats if job[at].get("spare")]))
+    return [f"  spare: {names}" for names in named]
 
 
 def _quiet(job: list[Status]) -> list[str]:

@@ -53,7 +53,7 @@ def _restart(options: argparse.Namespace) -> int:
     if options.host not in hosts:
         named = ", ".join(sorted(set(hosts)))
         return _jobs.fail("drain", f'no host "{options.host}"; the hosts of this stream are {named}')
-    workers = sum(host != options.host for host in hosts)
+    workers = min(sum(host != options.host for host in hosts), job.get("active") or len(hosts))
     if workers == 0:
         return _jobs.fail("drain", f"{options.host} is the only host of this stream: its workers have nowhere to go")
     request = {"workers": workers, "leave": options.host}

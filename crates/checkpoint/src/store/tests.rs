@@ -1,5 +1,6 @@
 //! The store under failures: requests that fail, concurrent requests, and missing objects.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -32,7 +33,8 @@ fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
 fn manifest(claim: u64, epoch: u64, parts: Vec<(PartKey, PartEntry)>) -> Manifest {
     let mut task = TaskState { copies: 1, ..TaskState::default() };
     task.apply(0, parts);
-    Manifest { job: "job".into(), claim, epoch, at_ms: 7, finished: false, tasks: [("count".into(), task)].into() }
+    let (spares, tasks) = (BTreeSet::new(), [("count".into(), task)].into());
+    Manifest { job: "job".into(), claim, epoch, at_ms: 7, finished: false, spares, tasks }
 }
 
 fn bucket(bucket: u32, bytes: &[u8]) -> (PartKey, Bytes, bool) {

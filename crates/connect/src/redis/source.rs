@@ -135,7 +135,7 @@ fn streams(
         }
     }
     let new = options.streams.iter().enumerate().filter(|(_, name)| !held.contains(*name));
-    let new = new.filter(|(at, _)| *at as u32 % context.copies() == context.copy());
+    let new = new.filter(|(at, _)| context.is_dealt(*at));
     mine.extend(new.map(|(_, name)| ReadStream::new(name, "")));
     Ok((mine, options.streams.iter().cloned().collect()))
 }

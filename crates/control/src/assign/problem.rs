@@ -59,7 +59,10 @@ pub(super) struct LinkBound {
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
     pub(super) copy: u32,
+    pub(super) worker: u32,
     pub(super) host: usize,
+    /// Whether it gets no buckets: its host is drained, or its worker is spare.
+    pub(super) closed: bool,
 }
 
 /// A bucket of a task.
@@ -91,7 +94,7 @@ fn bound(known: Option<f64>, usual: f64, flow: f64, busy: f64) -> f64 {
 }
 
 impl Problem {
-    /// The problem of a job at a moment: all buckets that can move, without drained hosts.
+    /// The problem of a job at a moment: all buckets that can move, without drained hosts and spare workers.
     ///
     /// Leaves out tasks whose owners do not fit their copies.
     pub fn of(layout: &ClusterLayout, rates: &Rates) -> Self {
@@ -130,7 +133,10 @@ impl Problem {
             return;
         }
         let first = self.lanes.len();
-        self.lanes.extend(lane_hosts.iter().enumerate().map(|(copy, host)| Lane { copy: copy as u32, host: *host }));
+        self.lanes.extend(task.copy_workers.iter().zip(&lane_hosts).enumerate().map(|(copy, (&worker, &host))| {
+            let closed = layout.is_closed(worker);
+            Lane { copy: copy as u32, worker, host, closed }
+        }));
         let measured = rates.tasks.get(at).filter(|rates| {
             rates.work.len() == task.owners.len()
                 && rates.rows_s.len() == task.owners.len()
@@ -234,7 +240,7 @@ impl Problem {
 
     /// The lanes that may own buckets of a task.
     pub(super) fn lanes_of(&self, task: usize) -> impl Iterator<Item = usize> + Clone {
-        (self.first_lane[task]..self.first_lane[task + 1]).filter(|lane| !self.hosts[self.lanes[*lane].host].drained)
+        (self.first_lane[task]..self.first_lane[task + 1]).filter(|lane| !self.lanes[*lane].closed)
     }
 
     /// Checks that each task has a host left.

@@ -131,11 +131,11 @@ impl<'a> State<'a> {
         state
     }
 
-    /// Buckets where they are now, except for those on drained hosts.
+    /// Buckets where they are now, except for those on drained hosts and spare workers.
     pub(super) fn of(problem: &'a Problem) -> Self {
         let mut state = Self::of_homes(problem);
-        let drained = |item: &usize| problem.hosts[problem.lanes[problem.items[*item].home].host].drained;
-        let mut homeless: Vec<usize> = (0..problem.items.len()).filter(drained).collect();
+        let is_homeless = |item: &usize| problem.lanes[problem.items[*item].home].closed;
+        let mut homeless: Vec<usize> = (0..problem.items.len()).filter(is_homeless).collect();
         let size = |item: usize| {
             let item = &problem.items[item];
             item.work + item.sent / state.traffic_all

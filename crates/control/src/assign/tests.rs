@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::{plan::AssignError, problem::Problem, state::State, *};
 use crate::{
     layout::{ClusterLayout, HostLayout, TaskLayout, TaskRole},
@@ -21,6 +23,7 @@ pub(super) fn layout_of(hosts: usize, copies_each: usize, tasks: usize, buckets:
         hosts: (0..hosts).map(|host| HostLayout { name: format!("host{host}"), cores: 4.0, drained: false }).collect(),
         worker_hosts: (0..hosts as u32).collect(),
         tasks: vec![keyed; tasks],
+        ..ClusterLayout::default()
     }
 }
 
@@ -243,6 +246,51 @@ fn empties_drained_hosts() {
         AssignError::NoHostLeft { hosts: vec!["host0".into(), "host1".into(), "host2".into(), "host3".into()] }
     );
     assert!(error.to_string().contains("host2"), "{error}");
+}
+
+/// `tidemill scale -n 3` of six workers: nothing stays on the others, as if their hosts were drained.
+#[test]
+fn empties_spare_workers() {
+    let layout = layout_of(6, 1, 2, 64).with_spares([3, 4, 5].into());
+    for rates in [Rates::default(), rates_of(&layout, |bucket| 0.001 * bucket as f64, |_, _| 10.0)] {
+        let plan = assign(&Problem::of(&layout, &rates)).unwrap();
+        assert_eq!(plan.owners.len(), 2);
+        assert!(plan.owners.iter().flat_map(|(_, owners)| owners).all(|owner| *owner < 3));
+    }
+}
+
+/// `tidemill scale -n 6` of four workers: those that join get their share even of keys without rows, light and heavy
+/// ones alike, and the others keep the shares that they have among each other.
+#[test]
+fn workers_that_join_get_their_share() {
+    let joined = BTreeSet::from([4, 5]);
+    let mut layout = layout_of(6, 1, 2, 1024);
+    // Copy 0 has fewer, because it is slower.
+    let counts = [64, 320, 320, 320, 0, 0];
+    let owners: Vec<u32> = (0..6).flat_map(|copy| vec![copy; counts[copy as usize]]).collect();
+    layout.tasks.iter_mut().for_each(|task| task.owners.clone_from(&owners));
+    // A few heavy keys, also in copy 0.
+    let work = |bucket: usize| if bucket % 8 == 0 { 0.01 } else { 0.0001 };
+    for (name, rates) in [("idle", Rates::default()), ("loaded", rates_of(&layout, work, |_, _| 10.0))] {
+        let plan = share_with(&Problem::of(&layout, &rates), &joined);
+        assert_eq!(plan.owners.len(), 2, "{name}");
+        for (_, after) in &plan.owners {
+            let count = |copy| after.iter().filter(|owner| **owner == copy).count();
+            assert_eq!((count(4), count(5)), (170, 170), "{name}");
+            assert!(count(0).abs_diff(43) <= 2 && (1..4).all(|copy| count(copy).abs_diff(213) <= 2), "{name}");
+            let moved = owners.iter().zip(after).filter(|(old, new)| old != new && **new < 4).count();
+            assert_eq!(moved, 0, "{name}: nothing moves between the others");
+            if name == "loaded" {
+                let load = |copy| (0..1024).filter(|b| after[*b] == copy).map(work).sum::<f64>();
+                let mean = (0..1024).map(work).sum::<f64>() / 6.0;
+                assert!((4..6).all(|copy| (load(copy) / mean - 1.0).abs() < 0.1), "{} {} {mean}", load(4), load(5));
+            }
+        }
+    }
+    // Of a step with fewer buckets than workers.
+    let mut few = layout_of(6, 1, 1, 4);
+    few.tasks[0].owners = vec![0, 1, 2, 3];
+    assert_eq!(share_with(&Problem::of(&few, &Rates::default()), &joined).buckets, 0);
 }
 
 /// Prints how long large problems take; the goal is less than 50 ms.

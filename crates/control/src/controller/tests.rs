@@ -61,6 +61,7 @@ impl Fluid {
                     .collect(),
                 worker_hosts: (0..HOSTS as u32).collect(),
                 tasks: vec![task(TaskRole::Source, Vec::new()), task(TaskRole::Step, owners)],
+                ..ClusterLayout::default()
             },
             shares: sizes.iter().map(|size| size / all).collect(),
             inbound: vec![LINK; HOSTS],

@@ -24,6 +24,7 @@ fn job() -> (ClusterLayout, Rates) {
             task("count", TaskRole::Step, vec![0], (0..512).map(|bucket| bucket / 128).collect()),
             task("write", TaskRole::Sink, vec![1], vec![]),
         ],
+        ..ClusterLayout::default()
     };
     let workers = |busy: f64, blocked: f64| {
         let worker = |worker| TaskWorkerReport { worker, copies: 1, busy, blocked, rows_s: 100.0, idle: 0.0 };

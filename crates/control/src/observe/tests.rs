@@ -21,6 +21,7 @@ fn layout_of(hosts: u32) -> ClusterLayout {
             task(TaskRole::Source, Vec::new()),
             task(TaskRole::Step, (0..8).map(|bucket| bucket % hosts).collect()),
         ],
+        ..ClusterLayout::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A worker's part in checkpoints: barriers for its sources, snapshots of its copies, news for its sinks; and on worker
 //! 0 what carries out the coordinator's decisions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -69,6 +69,8 @@ pub(crate) struct CheckpointClient {
     copies: Vec<u32>,
     /// By task: which copy owns which bucket, as of the last barrier that sources were asked for.
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
+    /// The spare workers, as of the same barrier.
+    spares: Mutex<BTreeSet<u32>>,
     /// Manifests that are being written, and the clearing away behind them.
     writing: Mutex<Vec<JoinHandle<()>>>,
     /// On worker 0: the last one that was, or that the run goes on from.
@@ -124,6 +126,7 @@ impl CheckpointClient {
             merger: Mutex::new(ReportMerger::new(copies)),
             copies: members.iter().map(|member| member.copies).collect(),
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
+            spares: Mutex::new(begin.spares.clone()),
             writing: Mutex::default(),
             made: Mutex::default(),
             injected: Mutex::default(),
@@ -201,9 +204,17 @@ impl CheckpointClient {
         self.routes.lock().iter().map(|(task, route)| (task.clone(), RouteMap::clone(route))).collect()
     }
 
+    /// The workers that get no buckets and splits.
+    pub(crate) fn spares(&self) -> BTreeSet<u32> {
+        self.spares.lock().clone()
+    }
+
     fn inject(&self, barrier: Barrier) {
-        if let BarrierControl::Rebalance(Rebalance { maps, .. }) = &barrier.control {
+        if let BarrierControl::Rebalance(Rebalance { maps, spares, .. }) = &barrier.control {
             self.routes.lock().extend(maps.iter().map(|(task, map)| (task.clone(), Arc::new(map.clone()))));
+            if let Some(spares) = spares {
+                self.spares.lock().clone_from(spares);
+            }
         }
         self.notifications.inject(barrier);
     }
@@ -688,7 +699,7 @@ pub(crate) enum SplitsOf {
 }
 
 /// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and
-/// checked.
+/// checked. With `anew`, splits are dealt to these copies even if there are as many copies as before.
 ///
 /// # Errors
 /// The store's; when a part is damaged.
@@ -697,14 +708,16 @@ pub(crate) async fn restore(
     manifest: &Manifest,
     (task, splits_of): (&str, SplitsOf),
     (copy, copies): (u32, u32),
+    anew: Option<&[u32]>,
     route: &RouteMap,
     governor: &Governor,
 ) -> Result<RestoredState, StoreError> {
     let mut restored = RestoredState { epoch: manifest.epoch, ..RestoredState::default() };
     // A task that the job had not then begins empty.
     let Some(state) = manifest.tasks.get(task) else { return Ok(restored) };
+    let is_same = state.copies == copies && anew.is_none();
     restored.ended = state.ended.len() as u32 == state.copies || manifest.finished;
-    if state.copies == copies {
+    if is_same {
         restored.ended |= state.ended.contains(&copy);
         restored.ended_copies.clone_from(&state.ended);
     }
@@ -723,9 +736,12 @@ pub(crate) async fn restore(
     }
     // Of the same copies each has its own splits again.
     let all = state.splits.iter().flat_map(|(of, splits)| splits.iter().map(move |split| (*of, split)));
-    let mine = all.enumerate().filter(|(at, (of, (name, _)))| match (state.copies == copies, splits_of) {
+    let mine = all.enumerate().filter(|(at, (of, (name, _)))| match (is_same, splits_of) {
         (true, _) => *of == copy,
-        (false, SplitsOf::Source) => *at as u32 % copies == copy,
+        (false, SplitsOf::Source) => match anew {
+            Some(anew) => anew[at % anew.len()] == copy,
+            None => *at as u32 % copies == copy,
+        },
         (false, SplitsOf::Sink) => origin(name).unwrap_or(*of) % copies == copy,
     });
     let splits: Vec<(&String, usize)> = mine
@@ -735,7 +751,7 @@ pub(crate) async fn restore(
         })
         .collect();
     // Of other copies each looks which of all rows are its own.
-    restored.rescaled = state.copies != copies;
+    restored.rescaled = !is_same;
     let flying = state.in_flight.iter().filter(|(of, _)| restored.rescaled || **of == copy);
     let flying = flying.flat_map(|(of, ports)| ports.iter().map(move |(port, entry)| ((*of, *port), entry)));
     let flying: Vec<((u32, u32), usize)> = flying

@@ -10,6 +10,7 @@ mod lower;
 mod receive;
 mod send;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -148,14 +149,40 @@ impl FlowGraph {
 }
 
 impl FlowGraph {
+    /// The copies of a task that are not on these spare workers. Every task has one, since worker 0 is never spare and
+    /// has the first copy of each.
+    pub(crate) fn active_copies(&self, task: usize, spares: &BTreeSet<u32>) -> Vec<u32> {
+        let workers = (0..).zip(&self.tasks[task].workers);
+        workers.filter(|(_, worker)| !spares.contains(worker)).map(|(copy, _)| copy).collect()
+    }
+
+    /// Has the tasks whose buckets can move begin without buckets on spare workers.
+    pub(crate) fn leave_out(&mut self, spares: &BTreeSet<u32>) {
+        for task in 0..self.tasks.len() {
+            let active = self.active_copies(task, spares);
+            if active.len() == self.tasks[task].workers.len()
+                || active.is_empty()
+                || self.why_not_movable(task).is_some()
+            {
+                continue;
+            }
+            let Ok(route) = self.route(task) else { continue };
+            let route = Arc::new(RouteMap::even_among(route.buckets(), &active));
+            for edge in self.edges.iter_mut().filter(|edge| edge.target.task == task) {
+                edge.route = Some(Arc::clone(&route));
+            }
+        }
+    }
+
     /// Its tasks, as the coordinator of their checkpoints knows them.
-    pub(crate) fn members(&self) -> Vec<CoordinatedTask> {
+    pub(crate) fn members(&self, spares: &BTreeSet<u32>) -> Vec<CoordinatedTask> {
         let member = |(at, task): (usize, &FlowTask)| CoordinatedTask {
             name: task.name.clone(),
             copies: task.workers.len() as u32,
             route: self.route(at).ok(),
             why_not_movable: self.why_not_movable(at),
             why_splits_stay: self.why_splits_stay(at),
+            spares: (0..).zip(&task.workers).filter(|(_, w)| spares.contains(w)).map(|(copy, _)| copy).collect(),
             schema: task.state.clone(),
         };
         self.tasks.iter().enumerate().map(member).collect()

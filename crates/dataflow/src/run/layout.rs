@@ -9,6 +9,11 @@ use tidemill_net::topology::WorkerPlacement;
 use crate::checkpoint::CheckpointClient;
 use crate::flow::FlowGraph;
 
+/// Why splits stay in a job with this guarantee: rows that their old reader still holds would be behind those of the new
+/// one.
+pub(crate) const AT_MOST_ONCE: &str =
+    "the job guarantees \"at_most_once\", and rows that were read wait beside their source";
+
 /// The part of a layout that does not change during the run.
 pub(crate) struct RunLayout {
     fixed: ClusterLayout,
@@ -31,7 +36,7 @@ fn splits(task: &TaskLayout, state: &TaskState) -> Vec<Option<Vec<String>>> {
 
 impl RunLayout {
     /// The layout of a flow on these workers. `hosts` gives for each worker the first worker on its host.
-    pub(crate) fn new(flow: &FlowGraph, places: &[&WorkerPlacement], hosts: &[u32]) -> Self {
+    pub(crate) fn new(flow: &FlowGraph, places: &[&WorkerPlacement], hosts: &[u32], spares: &BTreeSet<u32>) -> Self {
         let firsts: Vec<u32> = hosts.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         let host = |&first: &u32| {
             let here: Vec<_> =
@@ -57,12 +62,18 @@ impl RunLayout {
         let fixed = ClusterLayout {
             hosts: firsts.iter().map(host).collect(),
             worker_hosts: hosts.iter().map(|on| firsts.partition_point(|first| first < on) as u32).collect(),
+            spares: spares.clone(),
             tasks: flow.tasks.iter().enumerate().map(task).collect(),
         };
         let movable = (0..flow.tasks.len()).map(|task| flow.why_not_movable(task).is_none()).collect();
         let mut fixed = fixed;
         for (at, task) in fixed.tasks.iter_mut().enumerate() {
             task.moves_splits = flow.why_splits_stay(at).is_none();
+            task.why_stays = match (task.role, flow.route(at)) {
+                (TaskRole::Source, _) => flow.why_splits_stay(at),
+                (TaskRole::Step | TaskRole::Sink, Ok(_)) => flow.why_not_movable(at),
+                (TaskRole::Step | TaskRole::Sink, Err(_)) => None,
+            };
         }
         RunLayout { fixed, movable }
     }
@@ -72,14 +83,21 @@ impl RunLayout {
         &self.fixed.tasks
     }
 
+    /// The spare workers when the run began.
+    pub(crate) fn spares(&self) -> &BTreeSet<u32> {
+        &self.fixed.spares
+    }
+
     /// The current layout. Costs a copy.
     pub(crate) fn now(&self, checkpoints: Option<&CheckpointClient>) -> ClusterLayout {
         let mut layout = self.fixed.clone();
         let Some(client) = checkpoints else { return layout };
+        layout.spares = client.spares();
         let (routes, manifest) = (client.routes(), client.last_manifest());
         let manifest = manifest.as_deref();
         for task in layout.tasks.iter_mut().filter(|task| task.moves_splits) {
             task.moves_splits = !client.at_most_once();
+            task.why_stays = client.at_most_once().then(|| AT_MOST_ONCE.into());
             let state = manifest.and_then(|manifest| manifest.tasks.get(&task.name)).filter(|_| task.moves_splits);
             task.splits = state.map(|state| splits(task, state)).unwrap_or_default();
         }

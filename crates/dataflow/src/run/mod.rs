@@ -14,6 +14,7 @@ mod resume;
 mod state;
 mod task_copy;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,6 +25,7 @@ use parking_lot::Mutex;
 use tidemill_checkpoint::CheckpointSettings;
 use tidemill_checkpoint::store::StoreHold;
 use tidemill_collective::{Communicator, ReduceOp};
+use tidemill_control::spare_workers;
 use tidemill_net::topology::HostShare;
 use tidemill_net::{CallDescriber, CallWait, Endpoint, Engine, GroupId, Rank, interruptible, notice};
 use tokio::runtime::{Handle, Runtime};
@@ -135,6 +137,8 @@ pub struct Runner {
     governor: Governor,
     pub(crate) loans: Arc<MemoryLoans>,
     runs: AtomicU32,
+    /// How many workers are active when the next run begins.
+    active: AtomicU32,
     /// Held while a run starts: what workers agree on then are collective calls. Only a lone worker runs several graphs
     /// at once.
     starting: Mutex<()>,
@@ -186,7 +190,8 @@ impl Runner {
             .map_err(|error| DataflowError::Thread(format!("cannot start {threads} threads: {error}")))?;
         let hosts = hosts.collect();
         let (runs, starting) = (AtomicU32::new(0), Mutex::new(()));
-        Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs, starting })
+        let active = AtomicU32::new(u32::MAX);
+        Ok(Runner { comm, settings, pool, workers, hosts, governor, loans, runs, active, starting })
     }
 
     /// For tests: workers are taken to be on these hosts, each named by the first worker that is on it.
@@ -268,17 +273,34 @@ impl Runner {
         self.compare(&parts, &plan)?;
         let (edges, plan) = (checked?, plan?);
         let mut flow = lower(graph, &edges, &plan, &self.network());
+        let spares = self.agree_on_spares()?;
+        flow.leave_out(&spares);
         let comms = flow.tasks.iter().map(|task| CopyComms::open(&self.comm, task)).collect::<Result<Vec<_>, _>>()?;
-        let agree =
-            |settings| ResumePlan::agree(&self.comm, self.pool.handle(), &self.governor, &flow, graph.name(), settings);
+        let agree = |settings| {
+            let (comm, pool, governor) = (&self.comm, self.pool.handle(), &self.governor);
+            ResumePlan::agree(comm, pool, governor, &flow, graph.name(), settings, &spares)
+        };
         let resume = checkpoints.map(agree).transpose()?;
         if let Some(resume) = &resume {
             flow.edges.iter_mut().for_each(|edge| edge.route.clone_from(&resume.members[edge.target.task].route));
             flow.add_handovers();
         }
-        let active = ActiveRun::start(self, &flow, comms, resume)?;
+        let active = ActiveRun::start(self, &flow, comms, resume, &spares)?;
         drop(starting);
         active.drive(look)
+    }
+
+    /// Sets how many workers get buckets and splits when the next run begins, worker 0 among them; the others are spare
+    /// until the run is scaled ([`RunProgress::scale`]). Only what is set on worker 0 counts; by default, all are active.
+    pub fn set_active_workers(&self, active: u32) {
+        self.active.store(active, Ordering::Relaxed);
+    }
+
+    /// Collective: the workers that are spare when a run begins.
+    fn agree_on_spares(&self) -> Result<BTreeSet<u32>, DataflowError> {
+        let mut active = [self.active.load(Ordering::Relaxed)];
+        self.comm.bcast(&mut active, 0)?;
+        Ok(spare_workers(&self.hosts, active[0] as usize))
     }
 
     /// The job's table may have been measured anew since the last run.
@@ -404,6 +426,7 @@ impl ActiveRun {
         flow: &FlowGraph,
         comms: Vec<CopyComms>,
         mut resume: Option<ResumePlan>,
+        spares: &BTreeSet<u32>,
     ) -> Result<ActiveRun, DataflowError> {
         let comm = &runner.comm;
         let (me, endpoint) = (comm.rank(), comm.endpoint().clone());
@@ -452,7 +475,7 @@ impl ActiveRun {
         state.set_edges(edges.clone());
         let places: Vec<_> = comm.world_ranks().iter().map(|rank| &endpoint.placements()[rank.index()]).collect();
         // No frame has come yet.
-        drop(state.progress.measurements.layout.set(RunLayout::new(flow, &places, &runner.hosts)));
+        drop(state.progress.measurements.layout.set(RunLayout::new(flow, &places, &runner.hosts, spares)));
 
         let stop = Arc::new(AtomicBool::new(false));
         let pump = ReceivePump::new(&links, Arc::clone(&state) as _, &stop);
@@ -563,6 +586,7 @@ impl ActiveRun {
             task: task.name.clone(),
             copy,
             copies: task.workers.len() as u32,
+            active: flow.active_copies(index, &self.state.progress.spares()),
             worker: self.links.me,
             workers: self.links.workers(),
             comm: comm.as_ref().map(|of| of.comm.clone()),

@@ -1,6 +1,6 @@
 //! Where a run starts: afresh, or from a checkpoint that all workers can read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -14,6 +14,7 @@ use tidemill_collective::{Communicator, ReduceOp};
 use tidemill_net::{CallDescriber, Engine, Rank, notice};
 use tokio::runtime::Handle;
 
+use super::layout::AT_MOST_ONCE;
 use super::share_bytes;
 use crate::checkpoint::client::{self, SplitsOf};
 use crate::checkpoint::{ResumePlan, open_rounds};
@@ -64,9 +65,10 @@ impl ResumePlan {
         flow: &FlowGraph,
         job: &str,
         settings: &CheckpointSettings,
+        spares: &BTreeSet<u32>,
     ) -> Result<ResumePlan, DataflowError> {
         check_tasks(flow, settings)?;
-        let mut resume = ResumePlan::new(flow, job, settings);
+        let mut resume = ResumePlan::new(flow, job, settings, spares);
         let is_first = comm.rank() == 0;
         let run =
             format!("{:x}-{:x}", SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos()), std::process::id());
@@ -99,14 +101,12 @@ impl ResumePlan {
     }
 
     /// The plan of a job that has found nothing yet.
-    fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings) -> ResumePlan {
+    fn new(flow: &FlowGraph, job: &str, settings: &CheckpointSettings, spares: &BTreeSet<u32>) -> ResumePlan {
         let is_sink = |task: &&FlowTask| task.keeps == StateKind::Nothing;
-        let mut members = flow.members();
+        let mut members = flow.members(spares);
         if settings.at_most_once {
-            // Rows that their old reader still holds would be behind those of the new one.
-            let reason = "the job guarantees \"at_most_once\", and rows that were read wait beside their source";
             for member in members.iter_mut().filter(|member| member.why_splits_stay.is_none()) {
-                member.why_splits_stay = Some(reason.into());
+                member.why_splits_stay = Some(AT_MOST_ONCE.into());
             }
         }
         ResumePlan {
@@ -115,7 +115,7 @@ impl ResumePlan {
             job: job.to_owned(),
             members,
             sinks: flow.tasks.iter().filter(is_sink).map(|task| task.name.clone()).collect(),
-            begin: StartPoint::default(),
+            begin: StartPoint { spares: spares.clone(), ..StartPoint::default() },
             restored: HashMap::new(),
             hold: None,
             found: None,
@@ -150,7 +150,7 @@ impl ResumePlan {
                 self.restored = restored;
                 self.announce_start();
                 for member in &mut self.members {
-                    member.route = member.route_in(&manifest);
+                    member.route = member.route_in(&manifest, &self.begin.spares);
                     member.set_version_after(&manifest);
                 }
                 self.begin.from = Some(Arc::from(manifest));
@@ -416,13 +416,18 @@ impl ResumePlan {
         let mut restored = HashMap::new();
         for (at, task) in flow.tasks.iter().enumerate() {
             let copies = task.workers.len() as u32;
-            let route = self.members[at].route_in(manifest);
+            let route = self.members[at].route_in(manifest, &self.begin.spares);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
+            // Others were spare then, or splits had yet to leave workers that are spare.
+            let on_spares = |state: &TaskState| state.splits.keys().any(|of| self.members[at].spares.contains(of));
+            let is_anew = manifest.spares != self.begin.spares
+                || task.keeps != StateKind::Nothing && manifest.tasks.get(&task.name).is_some_and(on_spares);
+            let anew = is_anew.then(|| flow.active_copies(at, &self.begin.spares)).filter(|copies| !copies.is_empty());
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
                 let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
                 let named = (task.name.as_str(), splits_of);
-                let mut read =
-                    client::restore(&self.settings.store, manifest, named, (copy, copies), &route, governor).await?;
+                let (store, ids) = (&self.settings.store, (copy, copies));
+                let mut read = client::restore(store, manifest, named, ids, anew.as_deref(), &route, governor).await?;
                 read.evolved =
                     task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
                 restored.insert((at as u32, copy), read);

@@ -1,6 +1,6 @@
 //! The state of a run on one worker, shared by its copies, the pump and the thread that drives it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -154,11 +154,21 @@ impl RunProgress {
 
     /// [`RunProgress::move_buckets`], and splits at the same barrier.
     pub fn move_all(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)], splits: SplitPlan) -> PendingRebalance {
-        let maps = owners.iter().map(|(task, owners)| {
-            let task = &layout.tasks[*task as usize];
-            (task.name.clone(), RouteMap::new(task.version + 1, owners.clone()))
-        });
-        self.apply(Rebalance { maps: maps.collect(), splits })
+        self.apply(Rebalance { maps: maps_of(layout, owners), splits, spares: None })
+    }
+
+    /// [`RunProgress::move_all`]; from the same barrier on, the layout's spare workers are the job's. Nothing of theirs
+    /// moves by itself.
+    pub fn scale(&self, layout: &ClusterLayout, owners: &[(u32, Vec<u32>)], splits: SplitPlan) -> PendingRebalance {
+        self.apply(Rebalance { maps: maps_of(layout, owners), splits, spares: Some(layout.spares.clone()) })
+    }
+
+    /// The workers that get no buckets and splits until the job is scaled.
+    pub fn spares(&self) -> BTreeSet<u32> {
+        match &self.checkpoints {
+            Some(client) => client.spares(),
+            None => self.measurements.layout.get().map(|layout| layout.spares().clone()).unwrap_or_default(),
+        }
     }
 
     /// Which copy of a task owns which bucket; for moving buckets, the new owner. `None` for a task whose inputs are
@@ -252,6 +262,15 @@ impl RunProgress {
         });
         told.collect()
     }
+}
+
+/// The next map of each task in a layout that gets other owners, given by its number there.
+fn maps_of(layout: &ClusterLayout, owners: &[(u32, Vec<u32>)]) -> BTreeMap<String, RouteMap> {
+    let next = |(task, owners): &(u32, Vec<u32>)| {
+        let task = &layout.tasks[*task as usize];
+        (task.name.clone(), RouteMap::new(task.version + 1, owners.clone()))
+    };
+    owners.iter().map(next).collect()
 }
 
 #[derive(Default)]

@@ -25,6 +25,8 @@ pub(crate) struct ContextState {
     pub task: String,
     pub copy: u32,
     pub copies: u32,
+    /// Those that are not on spare workers, when the run begins.
+    pub active: Vec<u32>,
     pub worker: u32,
     pub workers: u32,
     pub comm: Option<Communicator>,
@@ -51,6 +53,18 @@ impl TaskContext {
     /// The number of copies of the task.
     pub fn copies(&self) -> u32 {
         self.0.copies
+    }
+
+    /// The copies of the task that take part when the run begins, in order: all but those on spare workers. What is
+    /// distributed to copies at the start, such as the splits of a source, goes to these.
+    pub fn active_copies(&self) -> &[u32] {
+        &self.0.active
+    }
+
+    /// Whether the item with this number is this copy's if items are dealt in turn to
+    /// [the active copies](Self::active_copies).
+    pub fn is_dealt(&self, item: usize) -> bool {
+        self.0.active.get(item % self.0.active.len().max(1)) == Some(&self.0.copy)
     }
 
     /// The worker it runs on, as a rank of the communicator in which the graph runs.

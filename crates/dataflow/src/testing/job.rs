@@ -1,6 +1,6 @@
 //! One run of a job: its coordinator, its copies, the streams between them, and pending writes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,10 +73,10 @@ impl SimulatedJob {
         let governor =
             Governor::new(MemorySettings { budget_bytes, watch_process: false, ..MemorySettings::default() });
         let mut flow = lowered(graph)?;
-        let mut members = flow.members();
+        let mut members = flow.members(&BTreeSet::new());
         if let Some(manifest) = &from {
             for member in &mut members {
-                member.route = member.route_in(manifest);
+                member.route = member.route_in(manifest, &BTreeSet::new());
                 member.set_version_after(manifest);
             }
         }
@@ -111,6 +111,7 @@ impl SimulatedJob {
                     task: member.name.clone(),
                     copy,
                     copies: member.copies,
+                    active: (0..member.copies).collect(),
                     worker: 0,
                     workers: 1,
                     comm: None,
@@ -134,7 +135,8 @@ impl SimulatedJob {
         }
         let timing =
             CheckpointTiming { interval: Duration::ZERO, unaligned_after: None, timeout: Duration::from_secs(3600) };
-        let begin = StartPoint { newest: from.as_ref().map_or(0, |from| from.epoch), from, claim: 1 };
+        let begin =
+            StartPoint { newest: from.as_ref().map_or(0, |from| from.epoch), from, claim: 1, ..StartPoint::default() };
         let mut job = SimulatedJob {
             run,
             coordinator: Coordinator::new(graph.name(), members, timing, &begin),
@@ -418,7 +420,7 @@ fn read(
     let task = &flow.tasks[at];
     let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
     let named = (member.name.as_str(), splits_of);
-    let read = client::restore(&world.store, manifest, named, (copy, member.copies), &route, governor);
+    let read = client::restore(&world.store, manifest, named, (copy, member.copies), None, &route, governor);
     let mut read = at_once(read)?;
     read.evolved = task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
     Ok(read)

@@ -1,8 +1,9 @@
-//! The controller of a stream's run: its options, the requests of `tidemill drain` and `balance`, and its record next
+//! The controller of a stream's run: its options, the requests of `tidemill drain`, `balance` and `scale`, and its record next
 //! to the checkpoints, from which a restarted job continues and which `tidemill why` shows.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pyo3::exceptions::PyValueError;
@@ -73,6 +74,19 @@ impl RunControl {
         let store = store.filter(|_| worker == 0);
         let record = store.and_then(|store| ControlRecord::open(py, engine, store, &mut controller));
         Ok(RunControl { controller, requests: MoveRequests::new(status_file), record, told: None, decided: Vec::new() })
+    }
+
+    /// The number of active workers, once after the run was scaled without a stop. The launcher is told, so that a job
+    /// that fails starts again with as many: the file `active` in its folder `launch`, if there is one.
+    pub(super) fn take_scaled(&mut self, launch: Option<&Path>) -> Option<u32> {
+        let active = self.requests.take_scaled()?;
+        if let Some(file) = launch.map(|folder| folder.join("active")) {
+            let new = file.with_extension("new");
+            if let Err(error) = fs::write(&new, active.to_string()).and_then(|()| fs::rename(&new, &file)) {
+                notice!("a job that fails will start again with as many workers as before it was scaled: {error}");
+            }
+        }
+        Some(active)
     }
 
     /// Checks the run, and carries out decisions and requests.

@@ -28,6 +28,8 @@ use super::{finish, raised};
 pub struct QueryEngine {
     pub engine: Arc<Engine>,
     config: EngineConfig,
+    /// How many workers of the job take part in streams at the start, the others being spare; `None`: all.
+    active_workers: Option<u32>,
     /// The process that owns the threads.
     process: u32,
     /// All workers of the job, once they have met.
@@ -77,6 +79,9 @@ impl QueryEngine {
             return Ok(Arc::clone(workers));
         }
         let met = Arc::new(WorkerGroup::new(comm, &self.engine, &self.config)?);
+        if let Some(active) = self.active_workers {
+            met.runner().set_active_workers(active);
+        }
         *workers = Some(Arc::clone(&met));
         Ok(met)
     }
@@ -113,19 +118,21 @@ impl GivenSchema {
 #[pymethods]
 impl QueryEngine {
     #[new]
-    #[pyo3(signature = (threads, workers, memory_bytes = None, spill_dir = None))]
+    #[pyo3(signature = (threads, workers, memory_bytes = None, spill_dir = None, active_workers = None))]
     fn new(
         py: Python<'_>,
         threads: usize,
         workers: usize,
         memory_bytes: Option<usize>,
         spill_dir: Option<PathBuf>,
+        active_workers: Option<u32>,
     ) -> PyResult<Self> {
         let config = EngineConfig { threads, workers, memory_bytes, spill_dir };
         let engine =
             py.detach(|| Engine::with_functions(&config, sql_functions())).map_err(|error| raised(py, &error))?;
         let (engine, process) = (Arc::new(engine), std::process::id());
-        Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
+        let (workers, bad_records) = (Mutex::default(), Mutex::default());
+        Ok(QueryEngine { engine, config, active_workers, process, workers, bad_records })
     }
 
     /// An engine for a group of this many workers, which shares this one's memory.
@@ -133,7 +140,8 @@ impl QueryEngine {
         let config = EngineConfig { workers, ..self.config.clone() };
         let engine = Arc::new(py.detach(|| self.engine.beside(&config)).map_err(|error| raised(py, &error))?);
         let process = std::process::id();
-        Ok(QueryEngine { engine, config, process, workers: Mutex::default(), bad_records: Mutex::default() })
+        let (workers, bad_records) = (Mutex::default(), Mutex::default());
+        Ok(QueryEngine { engine, config, active_workers: None, process, workers, bad_records })
     }
 
     fn call(&self, py: Python<'_>, name: &str, args: Vec<Bound<'_, NativeExpr>>) -> PyResult<NativeExpr> {

@@ -1,5 +1,5 @@
-//! Requests of `tidemill drain` and `tidemill balance` to a running stream: a file next to worker 0's status file,
-//! answered by another file.
+//! Requests of `tidemill drain`, `tidemill balance` and `tidemill scale` to a running stream: a file next to worker 0's
+//! status file, answered by another file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidemill_control::{ClusterLayout, Plan, Problem, Rates, SplitPlan, TaskLayout, assign, plan_splits};
+use tidemill_control::{
+    ClusterLayout, Plan, Problem, Rates, SplitPlan, TaskLayout, assign, plan_splits, share_with, spare_workers,
+};
 use tidemill_dataflow::rebalance::PendingRebalance;
 use tidemill_dataflow::stream::BarrierControl;
 use tidemill_dataflow::{LookTimer, RunProgress};
@@ -22,6 +24,8 @@ pub struct MoveRequests {
     under_way: Option<MoveUnderWay>,
     /// Waits for a checkpoint that says where splits are.
     deferred: Option<MoveRequest>,
+    /// The number of workers that are active since the run was scaled, until it is taken.
+    scaled_to: Option<u32>,
 }
 
 /// Moving buckets and splits, and the request for it.
@@ -42,6 +46,8 @@ enum RequestKind {
     Drain(String),
     Undo(String),
     Balance,
+    /// To this number of workers that are not spare.
+    Scale(usize),
 }
 
 /// A planned move, and the hosts that are drained afterwards.
@@ -52,6 +58,8 @@ struct RequestedMove {
     drained: BTreeSet<u32>,
     /// The host to be emptied.
     emptied: Option<u32>,
+    /// The numbers of active workers before and after, if these change.
+    scaled: Option<(usize, usize)>,
 }
 
 impl MoveRequest {
@@ -64,6 +72,7 @@ impl MoveRequest {
             "drain" => RequestKind::Drain(host()?),
             "undo" => RequestKind::Undo(host()?),
             "balance" => RequestKind::Balance,
+            "scale" => RequestKind::Scale(usize::try_from(found["workers"].as_u64()?).ok().filter(|to| *to > 0)?),
             _ => return None,
         };
         is_name.then(|| MoveRequest { id, kind, dry_run: found["dry_run"].as_bool().unwrap_or(false) })
@@ -83,6 +92,7 @@ impl MoveRequests {
             drained: BTreeSet::new(),
             under_way: None,
             deferred: None,
+            scaled_to: None,
         };
         // Left over from a process with the same process ID.
         drop(requests.asked().map(fs::remove_file));
@@ -117,7 +127,11 @@ impl MoveRequests {
 
     /// Answers a request once all has moved, and a checkpoint of `run` has splits where they are now.
     fn settle(&mut self, run: Option<&RunProgress>) {
-        let Some(outcome) = self.under_way.as_mut().and_then(|under_way| under_way.pending.outcome()) else { return };
+        let Some(under_way) = &mut self.under_way else { return };
+        let Some(outcome) = under_way.pending.outcome() else { return };
+        if let (Ok(_), Some((_, active))) = (&outcome, under_way.moving.scaled) {
+            self.scaled_to = u32::try_from(active).ok();
+        }
         let is_kept = |run: &RunProgress, epoch: u64| run.durable().is_none_or(|durable| durable > epoch);
         if let (Ok(moved), Some(run)) = (&outcome, run)
             && moved.splits > 0
@@ -145,9 +159,12 @@ impl MoveRequests {
     /// Carries out a request. Returns the answer, if it is already known.
     fn handle(&mut self, run: &RunProgress, request: &MoveRequest, rates: &Rates) -> Result<Option<Value>, String> {
         let layout = run.layout();
+        if let RequestKind::Scale(workers) = request.kind {
+            return self.scale(run, request, (layout, workers), rates);
+        }
         let (mut drained, mut emptied) = (self.drained.clone(), None);
         match &request.kind {
-            RequestKind::Balance => {}
+            RequestKind::Balance | RequestKind::Scale(_) => {}
             RequestKind::Drain(host) => {
                 let host = host_named(&layout, host)?;
                 drained.insert(host);
@@ -176,7 +193,7 @@ impl MoveRequests {
         // The gain must count everything that the job does.
         (plan.before, plan.after) = (problem.load(), problem.load_with(&plan.owners).unwrap_or_default());
         let splits = plan_splits(&layout, emptied.is_none());
-        let moving = RequestedMove { plan, splits, layout, drained, emptied };
+        let moving = RequestedMove { plan, splits, layout, drained, emptied, scaled: None };
         if moving.plan.buckets == 0 && moving.splits.is_empty() {
             let said = match emptied {
                 Some(host) => {
@@ -196,6 +213,50 @@ impl MoveRequests {
         let pending = run.move_all(&moving.layout, &moving.plan.owners, moving.splits.clone());
         self.under_way = Some(MoveUnderWay { id: request.id.clone(), moving, pending });
         Ok(None)
+    }
+
+    /// Carries out a request for another number of active workers, or says why that needs a restart.
+    fn scale(
+        &mut self,
+        run: &RunProgress,
+        request: &MoveRequest,
+        (layout, to): (ClusterLayout, usize),
+        rates: &Rates,
+    ) -> Result<Option<Value>, String> {
+        let from = layout.active();
+        if to == from {
+            return Ok(Some(json!({"said": format!("{} already", counted(from))})));
+        }
+        if let Some(reason) = why_restart(&layout, to) {
+            return Ok(Some(json!({"restart": reason})));
+        }
+        let spares = spare_workers(&layout.worker_hosts, to);
+        let joined = layout.spares.difference(&spares).copied().collect();
+        let layout = layout.without(self.drained.iter().copied()).with_spares(spares);
+        if (0..layout.worker_hosts.len() as u32).all(|worker| layout.is_closed(worker)) {
+            let drained = described(&layout, &self.drained);
+            return Err(format!("its {} would all be on drained hosts; {drained}", counted(to)));
+        }
+        let problem = Problem::of(&layout, rates);
+        let mut plan = match to > from {
+            true => share_with(&problem, &joined),
+            false => assign(&problem).map_err(|error| error.to_string())?,
+        };
+        (plan.before, plan.after) = (problem.load(), problem.load_with(&plan.owners).unwrap_or_default());
+        let splits = plan_splits(&layout, to > from);
+        let drained = self.drained.clone();
+        let moving = RequestedMove { plan, splits, layout, drained, emptied: None, scaled: Some((from, to)) };
+        if request.dry_run {
+            return Ok(Some(moving.told(true)));
+        }
+        let pending = run.scale(&moving.layout, &moving.plan.owners, moving.splits.clone());
+        self.under_way = Some(MoveUnderWay { id: request.id.clone(), moving, pending });
+        Ok(None)
+    }
+
+    /// The number of active workers, once after the run was scaled.
+    pub fn take_scaled(&mut self) -> Option<u32> {
+        self.scaled_to.take()
     }
 
     fn asked(&self) -> Option<PathBuf> {
@@ -233,6 +294,23 @@ fn answer_file(status: &Path, id: &str) -> PathBuf {
 }
 
 impl RequestedMove {
+    /// The buckets of each worker before and after, whether it is spare then, and its host.
+    fn told_workers(&self) -> Vec<Value> {
+        let workers = self.layout.worker_hosts.len();
+        let (mut before, mut after) = (vec![0_u64; workers], vec![0_u64; workers]);
+        for (at, task) in (0..).zip(&self.layout.tasks) {
+            let new = self.plan.owners.iter().find(|(of, _)| *of == at).map_or(&task.owners, |(_, owners)| owners);
+            task.owners.iter().for_each(|owner| before[task.copy_workers[*owner as usize] as usize] += 1);
+            new.iter().for_each(|owner| after[task.copy_workers[*owner as usize] as usize] += 1);
+        }
+        let told = (0..workers).map(|worker| {
+            let host = &self.layout.hosts[self.layout.worker_hosts[worker] as usize].name;
+            let spare = self.layout.spares.contains(&(worker as u32));
+            json!({"worker": worker, "host": host, "before": before[worker], "after": after[worker], "spare": spare})
+        });
+        told.collect()
+    }
+
     /// The answer in JSON.
     fn told(&self, dry_run: bool) -> Value {
         let moved = self.plan.owners.iter().map(|(task, owners)| {
@@ -257,7 +335,9 @@ impl RequestedMove {
             "buckets": self.plan.buckets,
             "bytes": is_known.then_some(self.plan.state_bytes),
             "waited_s": self.plan.pause_s,
-            "gain": self.emptied.is_none().then_some(self.plan.gain()),
+            "gain": (self.emptied.is_none() && self.scaled.is_none()).then_some(self.plan.gain()),
+            "scaled": self.scaled,
+            "workers": self.scaled.map(|_| self.told_workers()),
             "tasks": moved.collect::<Vec<_>>(),
             "splits": self.told_splits(),
             "hosts": hosts.collect::<Vec<_>>(),
@@ -265,18 +345,23 @@ impl RequestedMove {
         })
     }
 
-    /// The splits that move: by source and next host, their names.
+    /// The splits that move: by source and next host (or worker, if the job is scaled), their names.
     fn told_splits(&self) -> Vec<Value> {
         let mut told = Vec::new();
         for (task, moves) in &self.splits {
             let of = self.layout.tasks.iter().find(|of| of.name == *task).expect("the plan is of this layout");
             let mut names: BTreeMap<u32, Vec<&String>> = BTreeMap::new();
             for (split, to) in moves.values().flatten() {
-                let host = self.layout.worker_hosts[of.copy_workers[*to as usize] as usize];
-                names.entry(host).or_default().push(split);
+                let worker = of.copy_workers[*to as usize];
+                let place = if self.scaled.is_some() { worker } else { self.layout.worker_hosts[worker as usize] };
+                names.entry(place).or_default().push(split);
             }
-            for (host, splits) in names {
-                told.push(json!({"task": task, "to": self.layout.hosts[host as usize].name, "splits": splits}));
+            for (place, splits) in names {
+                let to = match self.scaled {
+                    Some(_) => format!("worker {place}"),
+                    None => format!("host {}", self.layout.hosts[place as usize].name),
+                };
+                told.push(json!({"task": task, "to": to, "splits": splits}));
             }
         }
         told
@@ -296,6 +381,25 @@ impl RequestedMove {
             "tasks": tasks.map(|task| &task.name).collect::<Vec<_>>(),
         })
     }
+}
+
+fn counted(workers: usize) -> String {
+    format!("{workers} worker{}", if workers == 1 { "" } else { "s" })
+}
+
+/// Why a job can only be scaled by a restart, if so: it has too few workers, or something on workers that would join or
+/// leave cannot move.
+fn why_restart(layout: &ClusterLayout, to: usize) -> Option<String> {
+    let size = layout.worker_hosts.len();
+    if to > size {
+        return Some(format!("the job has {}, spare ones included (tidemill run --max-workers)", counted(size)));
+    }
+    let spares = spare_workers(&layout.worker_hosts, to);
+    let changed = |worker: &u32| spares.contains(worker) != layout.spares.contains(worker);
+    let stays = |task: &&TaskLayout| task.why_stays.is_some() && task.copy_workers.iter().any(changed);
+    let task = layout.tasks.iter().find(stays)?;
+    let what = if task.inputs.is_empty() { "splits" } else { "keys" };
+    Some(format!("the {what} of {:?} cannot move: {}", task.name, task.why_stays.as_deref().unwrap_or_default()))
 }
 
 /// The number of a host.

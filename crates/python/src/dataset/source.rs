@@ -259,7 +259,10 @@ impl PythonSource {
         let new: Vec<&String> = named.iter().filter(is_new).collect();
         // A copy that has ended does not start again.
         let ended = |copy: &u32| restored.is_some_and(|restored| restored.ended_copies.contains(copy));
-        let reading: Vec<u32> = (0..context.copies()).filter(|copy| !ended(copy)).collect();
+        let mut reading: Vec<u32> = context.active_copies().iter().copied().filter(|copy| !ended(copy)).collect();
+        if reading.is_empty() {
+            reading = (0..context.copies()).filter(|copy| !ended(copy)).collect();
+        }
         if let (true, Some(split)) = (reading.is_empty(), new.first()) {
             return Err(format!(
                 "{}: splits= names {split:?}, but the source had already finished: read that split as a separate \

@@ -21,6 +21,7 @@ pub(super) struct StatusFile {
     file: Option<PathBuf>,
     /// Describes the worker, with the figures of a run that has not begun.
     begin: Value,
+    workers: u32,
     timer: LookTimer,
 }
 
@@ -44,7 +45,9 @@ impl StatusFile {
             begin[figures] = json!([]);
         }
         begin["spilled_bytes"] = json!(0);
-        let status = StatusFile { file, begin, timer };
+        begin["active"] = Value::Null;
+        begin["spare"] = json!(false);
+        let status = StatusFile { file, begin, workers, timer };
         // Left over from a process with the same process ID.
         status.asked().iter().flatten().for_each(|left| drop(std::fs::remove_file(left)));
         status.write(status.now().to_string().into_bytes());
@@ -104,6 +107,9 @@ impl StatusFile {
         status["skipped"] = json!(of(|step| step.3));
         status["collectives"] = json!(collective_waits());
         status["spilled_bytes"] = json!(spilled_bytes);
+        let spares = run.spares();
+        status["active"] = json!(self.workers - spares.len() as u32);
+        status["spare"] = json!(spares.contains(&run.worker()));
         // Only worker 0 knows the others.
         if run.worker() == 0 {
             status["cluster"] = json!(controller.report());

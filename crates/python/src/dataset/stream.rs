@@ -300,6 +300,8 @@ impl NativeStreamJob {
         let store = job.checkpoints.as_ref().map(|settings| settings.store.clone());
         let status_file = status.as_ref().and_then(|(file, _)| file.clone());
         let mut control = RunControl::open(py, engine, controller.as_ref(), store, status_file, comm.get(py)?.rank())?;
+        let about = status.as_ref().map(|(_, about)| described_by(about)).transpose()?;
+        let launch = about.and_then(|about| about["launch"].as_str().map(PathBuf::from));
         let status = status.map(|(file, about)| StatusFile::new(file, &about, workers, every));
         let spilled = engine.engine.governor().spilled_bytes();
         let mut status = status.transpose()?;
@@ -310,6 +312,9 @@ impl NativeStreamJob {
                 left_out.look(engine);
                 overdue.look(run);
                 control.look(engine, run);
+                if let Some(active) = control.take_scaled(launch.as_deref()) {
+                    workers.runner().set_active_workers(active);
+                }
                 if let Some(status) = &mut status {
                     let spilled_bytes = engine.engine.governor().spilled_bytes() - spilled;
                     status.tell(run, &left_out.late, spilled_bytes, &control.controller);

@@ -86,11 +86,11 @@ impl TableStream {
         let splits: Vec<(usize, usize)> = match context.restored() {
             Some(restored) => restored.splits.iter().map(|split| place(&slices, split)).collect::<Result<_, _>>()?,
             None => {
-                let mine = |split: &usize| split % context.copies() as usize == context.copy() as usize;
+                let mine = |split: &usize| context.is_dealt(*split);
                 (0..all).filter(mine).map(|split| (split, split)).collect()
             }
         };
-        let row_s = if rows_per_s > 0.0 { f64::from(context.copies()) / rows_per_s } else { 0.0 };
+        let row_s = if rows_per_s > 0.0 { context.active_copies().len() as f64 / rows_per_s } else { 0.0 };
         let (told, gone) = (vec![false; splits.len()], vec![false; splits.len()]);
         Ok(TableStream {
             slices,

@@ -138,7 +138,7 @@ impl FolderSource {
                 }
             }
             None => {
-                let mine = (0..SHELVES).filter(|shelf| shelf % context.copies() == context.copy());
+                let mine = (0..SHELVES).filter(|shelf| context.is_dealt(*shelf as usize));
                 shelves.extend(mine.map(|shelf| (shelf, BTreeMap::new())));
             }
         }

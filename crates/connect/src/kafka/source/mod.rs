@@ -1,7 +1,8 @@
 //! Partitions of a topic, each a split. They are assigned, not balanced by a group. Their offsets are in checkpoints
 //! and nowhere else.
 //!
-//! Copy c of n starts with the partitions p for which p % n is c, or those that a checkpoint assigns to it. All copies
+//! Copy c of n starts with the partitions p for which p % n is c (of the copies that take part; those on spare workers
+//! get none), or those that a checkpoint assigns to it. All copies
 //! know which partitions any of them had at the checkpoint. A new partition goes to copy p % n, and is read from its
 //! beginning, or from `start` if it existed when the job began.
 //!

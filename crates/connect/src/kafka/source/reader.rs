@@ -62,8 +62,7 @@ pub(super) struct KafkaReader {
     pub(super) plan: KafkaReaderPlan,
     pub(super) bad: BadRecordHandler,
     name: String,
-    copy: i32,
-    copies: i32,
+    context: TaskContext,
     /// The number of partitions when the job began.
     initial: Option<i32>,
     /// The partitions of all copies.
@@ -95,8 +94,7 @@ impl KafkaReader {
             plan,
             bad,
             name: name.to_owned(),
-            copy: context.copy() as i32,
-            copies: context.copies() as i32,
+            context: context.clone(),
             initial,
             held,
             schemas: None,
@@ -281,7 +279,7 @@ impl KafkaReader {
         patience: Duration,
     ) -> Result<Vec<(i32, PartitionPosition)>, TaskError> {
         let mut places = Vec::new();
-        for partition in (0..count).filter(|partition| partition % self.copies == self.copy) {
+        for partition in (0..count).filter(|partition| self.context.is_dealt(*partition as usize)) {
             if !self.held.insert(partition) {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! One run of the job: its coordinator, what its workers have heard, the frames between them, and what is being
 //! written.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +100,7 @@ fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask>
             route,
             why_not_movable: None,
             why_splits_stay: None,
+            spares: BTreeSet::new(),
             schema: None,
         }
     };
@@ -121,10 +122,13 @@ fn read_states(
     let governor = Governor::new(MemorySettings::default());
     let read = ids.iter().map(|&(task, copy)| {
         let member = &members[task as usize];
-        let route = member.route_in(manifest).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
+        let route = member
+            .route_in(manifest, &BTreeSet::new())
+            .unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
         let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
         let named = (member.name.as_str(), splits_of);
-        let read = at_once(client::restore(&world.store, manifest, named, (copy, member.copies), &route, &governor));
+        let read =
+            at_once(client::restore(&world.store, manifest, named, (copy, member.copies), None, &route, &governor));
         Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
     });
     read.collect()
@@ -223,7 +227,7 @@ impl SimulatedJob {
         let kept = at_once(world.store.restore_candidates()).unwrap();
         let epochs: Vec<_> = kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect();
         meanwhile(world, random);
-        let mut begin = StartPoint { from: None, newest: kept.epoch(), claim };
+        let mut begin = StartPoint { newest: kept.epoch(), claim, ..StartPoint::default() };
         let mut restored = vec![None; ids.len()];
         if kept.manifests.is_empty() {
             world.clear();
@@ -235,7 +239,7 @@ impl SimulatedJob {
             world.check_durable(&manifest);
             meanwhile(world, random);
             restored = read_states(world, &manifest, &members, &ids);
-            members.iter_mut().for_each(|member| member.route = member.route_in(&manifest));
+            members.iter_mut().for_each(|member| member.route = member.route_in(&manifest, &BTreeSet::new()));
             begin.from = Some(Arc::new(manifest));
         }
         let from = begin.from.clone();
@@ -428,7 +432,8 @@ impl SimulatedJob {
         if !matches!(event, CoordinatorEvent::Tick) {
             world.say(|| format!("  {} hears {event:?}", self.run));
         }
-        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps, splits }) } = &event
+        if let CoordinatorEvent::Request { id, control: BarrierControl::Rebalance(Rebalance { maps, splits, .. }) } =
+            &event
         {
             let is_sound = |(task, map): (&String, &RouteMap)| {
                 let (now, copies) = &self.routes[task];
@@ -623,6 +628,6 @@ impl SimulatedJob {
                 splits.insert(self.sources[task].0.clone(), moves);
             }
         }
-        Rebalance { maps, splits }
+        Rebalance { maps, splits, spares: None }
     }
 }
