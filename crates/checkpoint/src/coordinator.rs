@@ -199,6 +199,8 @@ pub struct Coordinator {
     members: Vec<CoordinatedTask>,
     states: Vec<TaskState>,
     spares: BTreeSet<u32>,
+    /// The spare workers behind the checkpoint of this epoch, at which all has moved.
+    next_spares: Option<(u64, BTreeSet<u32>)>,
     running: BTreeSet<(u32, u32)>,
     /// The last epoch that was started.
     epoch: u64,
@@ -240,6 +242,7 @@ impl Coordinator {
             timing,
             states: members.iter().map(state).collect(),
             spares: begin.spares.clone(),
+            next_spares: None,
             running: members.iter().enumerate().flat_map(copies).collect(),
             members,
             epoch: from.map_or(0, |from| from.epoch).max(begin.newest),
@@ -445,7 +448,7 @@ impl Coordinator {
                 false => Ok(moving.moved),
             };
             if let (Ok(_), Some(spares)) = (&outcome, moving.spares) {
-                self.spares = spares;
+                self.next_spares = Some((moving.moved.epoch, spares));
             }
             if moving.moved.splits > 0 && !self.stopping {
                 // Until there is one, a job that resumes gives them back to their old owners.
@@ -493,6 +496,10 @@ impl Coordinator {
     fn store(&mut self, epoch: u64, finished: bool, at_ms: u64, actions: &mut Vec<CoordinatorAction>) {
         let tasks = self.members.iter().zip(&self.states).map(|(member, state)| (member.name.clone(), state.clone()));
         let (job, claim) = (self.job.clone(), self.claim);
+        // The checkpoint at which splits move has them where they were.
+        if let Some((_, spares)) = self.next_spares.take_if(|(at, _)| *at < epoch) {
+            self.spares = spares;
+        }
         let (spares, tasks) = (self.spares.clone(), tasks.collect());
         let manifest = Manifest { job, claim, epoch, at_ms, finished, spares, tasks };
         self.storing = Some((epoch, finished));
@@ -696,6 +703,66 @@ mod tests {
         }
         let outcome = Ok(MoveReport { epoch: 1, buckets: 4, splits: 0, bytes: 40, waited: Duration::ZERO });
         assert_eq!(answers, [CoordinatorAction::Answer { id: 2, outcome }]);
+    }
+
+    /// A job that resumes from the checkpoint at which workers join has splits where they were, so it must not be told
+    /// that others are spare; and if nothing moves, as in a job without keys, whoever asked must be told all the same.
+    #[test]
+    fn manifests_name_spare_workers_behind_the_move() {
+        let day = Duration::from_secs(86_400);
+        let timing = CheckpointTiming { interval: Duration::ZERO, unaligned_after: None, timeout: day };
+        let begin = StartPoint { spares: [1, 2].into(), ..StartPoint::default() };
+        let mut coordinator = Coordinator::new("job", vec![member("count")], timing, &begin);
+        let mut handled = |event| coordinator.handle(Duration::ZERO, 0, event);
+        let mut spares = |asked: Option<BTreeSet<u32>>, id, epoch| {
+            let control = match asked {
+                Some(spares) => BarrierControl::Rebalance(Rebalance { spares: Some(spares), ..Rebalance::default() }),
+                None => BarrierControl::Checkpoint,
+            };
+            let mut actions = handled(CoordinatorEvent::Request { id, control });
+            for copy in 0..2 {
+                let said = ReportBody::Saved { epoch, parts: Vec::new() };
+                actions.extend(handled(CoordinatorEvent::Report(CopyReport { task: 0, copy, said })));
+            }
+            actions.extend(handled(CoordinatorEvent::Stored { epoch, result: Ok(()) }));
+            let manifest = actions.iter().find_map(|action| match action {
+                CoordinatorAction::Store(manifest) => Some(manifest.spares.clone()),
+                _ => None,
+            });
+            let answer = actions.into_iter().find_map(|action| match action {
+                CoordinatorAction::Answer { id, outcome } => Some((id, outcome.map(|moved| moved.epoch))),
+                _ => None,
+            });
+            (manifest.expect("a checkpoint"), answer)
+        };
+        assert_eq!(spares(None, 0, 1), ([1, 2].into(), None));
+        assert_eq!(spares(Some([2].into()), 7, 2), ([1, 2].into(), Some((7, Ok(2)))));
+        assert_eq!(spares(None, 0, 3), ([2].into(), None));
+    }
+
+    /// A job that resumes with other spare workers must not use the map of the checkpoint, which may lead to them.
+    #[test]
+    fn maps_of_other_workers_are_not_resumed() {
+        let resumed = |spare_then: &[u32], map: &[u32], spare_now: &[u32]| {
+            let mut member = member("count");
+            member.spares = spare_now.iter().copied().collect();
+            let state = TaskState { copies: 2, route: Some(RouteMap::new(3, map.to_vec())), ..TaskState::default() };
+            let manifest = Manifest {
+                job: "job".into(),
+                claim: 1,
+                epoch: 1,
+                at_ms: 0,
+                finished: false,
+                spares: spare_then.iter().copied().collect(),
+                tasks: [("count".into(), state)].into(),
+            };
+            member.route_in(&manifest, &member.spares).is_some_and(|route| route.version() == 3)
+        };
+        assert!(resumed(&[], &[0, 1, 1, 1], &[]));
+        assert!(resumed(&[1], &[0, 0, 0, 0], &[1]));
+        assert!(!resumed(&[1], &[0, 0, 0, 0], &[]), "worker 1 would have nothing");
+        assert!(!resumed(&[], &[0, 1, 1, 1], &[1]));
+        assert!(!resumed(&[1], &[0, 1, 0, 0], &[1]), "it has joined at this very checkpoint");
     }
 
     /// A rebalance behind slow steps delays all checkpoints; without a warning, nobody would know why a failure goes so

@@ -58,6 +58,15 @@ impl ClusterLayout {
         self.worker_hosts.len() - self.spares.len()
     }
 
+    /// A spare worker that would own buckets, if their owners are `owners`: by task, as an index, the copy of each.
+    pub fn spare_owner(&self, owners: &[(u32, Vec<u32>)]) -> Option<u32> {
+        let workers = owners.iter().flat_map(|(task, copies)| {
+            let workers = self.tasks.get(*task as usize).map_or(&[][..], |task| &task.copy_workers);
+            copies.iter().filter_map(|copy| workers.get(*copy as usize)).copied()
+        });
+        workers.into_iter().find(|worker| self.spares.contains(worker))
+    }
+
     /// Whether a worker gets no buckets and splits: it is spare, or its host is drained.
     pub fn is_closed(&self, worker: u32) -> bool {
         let host = self.worker_hosts.get(worker as usize).and_then(|host| self.hosts.get(*host as usize));
@@ -119,5 +128,16 @@ mod tests {
         assert_eq!(spares(3), [2, 4, 5]);
         assert!(spares(6).is_empty() && spares(9).is_empty());
         assert_eq!(spare_workers(&[0; 4], 3), [3].into());
+    }
+
+    /// What the controller moves back may have been on a worker that is spare meanwhile.
+    #[test]
+    fn no_bucket_goes_to_spare_workers() {
+        let task = TaskLayout { copy_workers: vec![0, 1, 2, 0, 1, 2], ..TaskLayout::default() };
+        let layout = ClusterLayout { tasks: vec![TaskLayout::default(), task], ..ClusterLayout::default() };
+        let layout = layout.with_spares([2].into());
+        assert_eq!(layout.spare_owner(&[(1, vec![0, 1, 3, 4])]), None);
+        assert_eq!(layout.spare_owner(&[(1, vec![0, 5])]), Some(2));
+        assert_eq!(layout.spare_owner(&[(0, vec![5]), (7, vec![2])]), None, "tasks and copies that there are not");
     }
 }

@@ -52,7 +52,11 @@ impl RunController {
         let layout = run.layout().without(drained.iter().copied());
         for action in self.controller.step(now_s, &layout, &run.samples()) {
             let Action::Move(owners) = action;
-            self.moving = Some(run.move_buckets(&layout, &owners));
+            // What it wants to move back may have been on workers that are spare now.
+            match layout.spare_owner(&owners) {
+                Some(worker) => self.controller.moved(now_s, Err(format!("worker {worker} has become spare"))),
+                None => self.moving = Some(run.move_buckets(&layout, &owners)),
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,10 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 use bytes::Bytes;
-use common::counting::{KEYS, Numbers, Outside, SPLITS, World, check, events, graph, run, run_graph, totals};
+use common::counting::{
+    KEYS, Numbers, Outside, SPLITS, World, check, events, graph, run, run_graph, run_scaled, totals,
+};
+use tidemill_control::{plan_splits, spare_workers};
 use tidemill_dataflow::checkpoint::{Snapshot, SnapshotPart};
 use tidemill_dataflow::exchange::{Direct, Partition};
 use tidemill_dataflow::keys::KeyHasher;
@@ -272,6 +275,101 @@ fn splits_move_between_failures() {
     }
     println!("{moved} moves of {taken} splits");
     assert!(moved > 20 && taken > 40, "{moved} moves of {taken} splits");
+}
+
+/// Keeps scaling a job to any number of its workers.
+#[derive(Default)]
+struct Scaler(Mutex<ScaledRun>);
+
+#[derive(Default)]
+struct ScaledRun {
+    pending: Option<(PendingRebalance, BTreeSet<u32>)>,
+    scaled: usize,
+    refused: Vec<String>,
+    seed: u64,
+    is_started: bool,
+}
+
+impl Scaler {
+    fn look(&self, progress: &RunProgress, active: u32) {
+        let mut state = self.0.lock().unwrap();
+        let ScaledRun { pending, scaled, refused, seed, is_started } = &mut *state;
+        if let Some((one, spares)) = pending {
+            let Some(outcome) = one.outcome() else { return };
+            match outcome {
+                Ok(_) => {
+                    assert_eq!(progress.spares(), *spares);
+                    *scaled += 1;
+                }
+                Err(reason) => refused.push(reason),
+            }
+        }
+        *pending = None;
+        let layout = progress.layout();
+        let Some(count) = layout.tasks.iter().position(|task| task.name == "count") else { return };
+        if !std::mem::replace(is_started, true) {
+            assert_eq!(layout.active() as u32, active);
+            let owners: BTreeSet<u32> = layout.tasks[count].owners.iter().copied().collect();
+            assert!(owners.is_disjoint(&layout.spares), "{owners:?} at the start, of {:?}", layout.spares);
+        }
+        *seed += 1;
+        let mut random = random(*seed);
+        let size = layout.worker_hosts.len();
+        let spares = spare_workers(&layout.worker_hosts, 1 + random(size as u64) as usize);
+        let open: Vec<u32> = (0..size as u32).filter(|worker| !spares.contains(worker)).collect();
+        let layout = layout.with_spares(spares.clone());
+        let owners: Vec<u32> = (0..BUCKETS).map(|_| open[random(open.len() as u64) as usize]).collect();
+        // Sometimes they are spare, or not, before anything moves.
+        let owners = if random(4) == 0 { Vec::new() } else { vec![(count as u32, owners)] };
+        let splits = plan_splits(&layout, true);
+        *pending = Some((progress.scale(&layout, &owners, splits), spares));
+    }
+}
+
+/// Workers that join and leave while rows come, with failures at any moment, and a job with other spare workers, or of
+/// another size, behind each. The operator notices rows that are missing, twice, out of order, or late.
+#[test]
+fn workers_join_and_leave_between_failures() {
+    let mut random = random(31);
+    let mut scaled = 0;
+    for story in 0..40 {
+        if story >= 4 && scaled > 20 {
+            break;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::default();
+        let (mut failures, mut workers) = (0, 3);
+        loop {
+            if random(3) == 0 {
+                workers = 2 + random(3) as u32;
+            }
+            let active = 1 + random(u64::from(workers)) as u32;
+            let fuse = (story > 0 && failures < 4).then(|| Arc::new(AtomicU64::new(1 + random(700))));
+            let scaler = Scaler::default();
+            let graph = graph(6000, Duration::ZERO, fuse, &world);
+            let hosts = vec![0; workers as usize];
+            let unaligned_after = (random(2) == 0).then_some(Duration::ZERO);
+            let outcome = run_scaled(&hosts, active, folder.path(), &graph, unaligned_after, |progress| {
+                if is_worker_0(progress) {
+                    scaler.look(progress, active);
+                }
+                Ok(())
+            });
+            let run = scaler.0.into_inner().unwrap();
+            scaled += run.scaled;
+            assert!(run.refused.iter().all(|reason| reason.contains("end")), "{:?}", run.refused);
+            match outcome {
+                Ok(()) => break,
+                Err(error) => {
+                    assert!(error.to_string().contains("the fuse has blown"), "{error}");
+                    failures += 1;
+                }
+            }
+        }
+        check(&world, 6000);
+    }
+    println!("scaled {scaled} times");
+    assert!(scaled > 20, "scaled {scaled} times");
 }
 
 /// Who asks for what cannot be must hear why, and nothing may move.

@@ -101,7 +101,9 @@ def elsewhere(job: list[Status]) -> list[str]:
 
 def _spare(job: list[Status]) -> list[str]:
     """Return the workers that have no keys and splits, and wait until the job is scaled."""
-    named = (_named(spares) for ats in _hosts(job).values() if (spares := [job[at] for at in ats if job[at].get("spare")]))
+    named = (
+        _named(spares) for ats in _hosts(job).values() if (spares := [job[at] for at in ats if job[at].get("spare")])
+    )
     return [f"  spare: {names}" for names in named]
 
 

@@ -125,9 +125,7 @@ def test_a_stream_that_is_scaled(tmp_path: Path, env: dict[str, str], jobs: list
     assert err.count(b"tidemill: scaling the job from ") == 2
 
 
-def test_spare_workers_take_part_without_a_stop(
-    tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]
-) -> None:
+def test_spare_workers_take_part_without_a_stop(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
     """All that spare workers get and give moves while rows flow, in the same processes; each row counts once."""
     job = started(tmp_path, env, jobs, counted.APP, "--max-workers", "4", spares=2)
     told = launched.statuses(env)
@@ -137,14 +135,14 @@ def test_spare_workers_take_part_without_a_stop(
     before = pids(env)
 
     predicted = scaled(env, "-n", "4", "--dry-run")
-    assert "would be scaled from 2 to 4 workers without a stop\n  would move 1,022 buckets" in predicted, predicted
+    assert "would be scaled from 2 to 4 workers without a stop\n  would move 1,024 buckets" in predicted, predicted
     assert "and 2 splits of sources; copies would take no rows for about " in predicted
     # Two steps of 1024 buckets each.
-    assert {worker: new for worker, (_, new, _) in buckets(predicted).items()} == {0: 513, 1: 513, 2: 511, 3: 511}
+    assert {worker: new for worker, (_, new, _) in buckets(predicted).items()} == dict.fromkeys(range(4), 512)
 
     grown = scaled(env, "-n", "4")
-    assert "stream 'numbers': scaled from 2 to 4 workers without a stop\n  moved 1,022 buckets" in grown, grown
-    assert all(new > 500 and not spare for _, new, spare in buckets(grown).values()), grown
+    assert "stream 'numbers': scaled from 2 to 4 workers without a stop\n  moved 1,024 buckets" in grown, grown
+    assert all(new == 512 and not spare for _, new, spare in buckets(grown).values()), grown
     launched.wait_until(lambda: has_sent(launched.statuses(env)) == {0, 1, 2, 3}, "rows of all workers")
     assert "has 4 workers already" in scaled(env, "-n", "4")
 
@@ -186,14 +184,18 @@ def test_a_worker_is_killed_after_a_scale(tmp_path: Path, env: dict[str, str], j
 
 def test_splits_that_cannot_move(tmp_path: Path, env: dict[str, str], jobs: list[Popen[bytes]]) -> None:
     """The job is started again, and the command says why."""
-    app = counted.APP.replace('name="numbers", checkpoint=checkpoint', 'name="numbers", checkpoint=checkpoint, guarantee="at_most_once"')
+    app = counted.APP.replace(
+        'name="numbers", checkpoint=checkpoint', 'name="numbers", checkpoint=checkpoint, guarantee="at_most_once"'
+    )
     started(tmp_path, env, jobs, app, "--max-workers", "3", spares=1)
     why = (
-        "stream 'numbers': not without a stop: the splits of \"source generator 1\" cannot move: the job guarantees \"at_most_once\", "
+        'stream \'numbers\': not without a stop: the splits of "source generator 1" cannot move: the job guarantees "at_most_once", '
         "and rows that were read wait beside their source\n"
     )
     done = scaled(env, "-n", "3")
-    assert re.fullmatch(re.escape(why) + r"stream 'numbers': scaled from 2 to 3 workers; the stream stood for [\d.]+ s\n", done), done
+    assert re.fullmatch(
+        re.escape(why) + r"stream 'numbers': scaled from 2 to 3 workers; the stream stood for [\d.]+ s\n", done
+    ), done
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,9 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
     };
     let handlers = bad.clone();
     let make: MakeSource = Arc::new(move |context| {
+        if !context.active_copies().contains(&context.copy()) {
+            return Ok(Box::new(SpareCopy));
+        }
         let keeps = context.makes_checkpoints();
         let mut options = options.clone();
         // Without checkpoints there is no guarantee for which ids would be useful.
@@ -136,6 +139,20 @@ pub(crate) fn source(spec: &Value, schema: Option<SchemaRef>) -> Result<SourceSp
         }))
     });
     Ok(SourceSpec { copies_max, ..SourceSpec::new(name, schema, guarantee, &bad, make) })
+}
+
+/// The source of a copy on a spare worker: it takes no messages from the others. As queues have no splits that can
+/// move, the job is started again if that worker is to take part.
+struct SpareCopy;
+
+impl Source for SpareCopy {
+    fn poll_next(&mut self, _context: &mut Context<'_>) -> Poll<Result<SourceEvent, TaskError>> {
+        Poll::Ready(Ok(SourceEvent::End))
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<(String, Bytes)>, TaskError> {
+        Ok(Vec::new())
+    }
 }
 
 fn known(context: &TaskContext) -> Result<SeenMessageIds, TaskError> {

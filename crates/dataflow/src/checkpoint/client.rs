@@ -21,7 +21,7 @@ use tidemill_checkpoint::reports::{ReportBundle, ReportMerger};
 use tidemill_checkpoint::store::StoreHold;
 use tidemill_checkpoint::{
     Barrier, BarrierControl, CheckpointStore, DeferredPart, DeferredShared, Manifest, MoveReport, PartEntry, PartKey,
-    Rebalance, RestoredState, Snapshot, SnapshotPart, StoreError,
+    Rebalance, RestoredState, Snapshot, SnapshotPart, StoreError, TaskState,
 };
 use tidemill_net::notice;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -71,6 +71,8 @@ pub(crate) struct CheckpointClient {
     routes: Mutex<BTreeMap<String, Arc<RouteMap>>>,
     /// The spare workers, as of the same barrier.
     spares: Mutex<BTreeSet<u32>>,
+    /// The epoch of the checkpoint that the run goes on from.
+    resumed: Option<u64>,
     /// Manifests that are being written, and the clearing away behind them.
     writing: Mutex<Vec<JoinHandle<()>>>,
     /// On worker 0: the last one that was, or that the run goes on from.
@@ -127,6 +129,7 @@ impl CheckpointClient {
             copies: members.iter().map(|member| member.copies).collect(),
             routes: Mutex::new(members.iter().filter_map(|m| Some((m.name.clone(), m.route.clone()?))).collect()),
             spares: Mutex::new(begin.spares.clone()),
+            resumed: begin.from.as_ref().map(|from| from.epoch),
             writing: Mutex::default(),
             made: Mutex::default(),
             injected: Mutex::default(),
@@ -173,9 +176,14 @@ impl CheckpointClient {
         *self.made.lock()
     }
 
-    /// On worker 0: the manifest of the last checkpoint, if there is one.
+    /// On worker 0: the manifest of the last checkpoint, or of that which the run goes on from, if there is one.
     pub(crate) fn last_manifest(&self) -> Option<Arc<Manifest>> {
         self.last.lock().clone()
+    }
+
+    /// Whether a manifest is of this run: splits may have been dealt anew since one that the run goes on from.
+    pub(crate) fn is_own(&self, manifest: &Manifest) -> bool {
+        self.resumed.is_none_or(|resumed| manifest.epoch > resumed)
     }
 
     /// Asks the coordinator for a barrier; only worker 0 has one.
@@ -698,8 +706,29 @@ pub(crate) enum SplitsOf {
     Sink,
 }
 
+/// The copies that splits of sources are dealt to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SplitDeal<'a> {
+    /// Those that are not on spare workers.
+    pub active: &'a [u32],
+    /// Whether others were active before, so that splits are dealt even if there are as many copies as before.
+    pub anew: bool,
+}
+
+/// Whether splits are dealt anew to a task's copies if `spares` are the spare workers, and `spare_copies` the task's
+/// copies there: others were spare then, or splits had yet to leave workers that are spare.
+pub(crate) fn deals_anew(
+    manifest: &Manifest,
+    (task, splits_of): (&str, SplitsOf),
+    spares: &BTreeSet<u32>,
+    spare_copies: &BTreeSet<u32>,
+) -> bool {
+    let on_spares = |state: &TaskState| state.splits.keys().any(|copy| spare_copies.contains(copy));
+    manifest.spares != *spares || splits_of == SplitsOf::Source && manifest.tasks.get(task).is_some_and(on_spares)
+}
+
 /// What copy `copy` of `copies` begins with: its buckets as `route` deals them, its share of the splits, read and
-/// checked. With `anew`, splits are dealt to these copies even if there are as many copies as before.
+/// checked.
 ///
 /// # Errors
 /// The store's; when a part is damaged.
@@ -708,14 +737,14 @@ pub(crate) async fn restore(
     manifest: &Manifest,
     (task, splits_of): (&str, SplitsOf),
     (copy, copies): (u32, u32),
-    anew: Option<&[u32]>,
+    deal: SplitDeal<'_>,
     route: &RouteMap,
     governor: &Governor,
 ) -> Result<RestoredState, StoreError> {
     let mut restored = RestoredState { epoch: manifest.epoch, ..RestoredState::default() };
     // A task that the job had not then begins empty.
     let Some(state) = manifest.tasks.get(task) else { return Ok(restored) };
-    let is_same = state.copies == copies && anew.is_none();
+    let is_same = state.copies == copies && !deal.anew;
     restored.ended = state.ended.len() as u32 == state.copies || manifest.finished;
     if is_same {
         restored.ended |= state.ended.contains(&copy);
@@ -738,10 +767,7 @@ pub(crate) async fn restore(
     let all = state.splits.iter().flat_map(|(of, splits)| splits.iter().map(move |split| (*of, split)));
     let mine = all.enumerate().filter(|(at, (of, (name, _)))| match (is_same, splits_of) {
         (true, _) => *of == copy,
-        (false, SplitsOf::Source) => match anew {
-            Some(anew) => anew[at % anew.len()] == copy,
-            None => *at as u32 % copies == copy,
-        },
+        (false, SplitsOf::Source) => deal.active.get(at % deal.active.len().max(1)) == Some(&copy),
         (false, SplitsOf::Sink) => origin(name).unwrap_or(*of) % copies == copy,
     });
     let splits: Vec<(&String, usize)> = mine

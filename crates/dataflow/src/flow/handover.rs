@@ -46,14 +46,15 @@ pub(crate) struct SplitHandover {
     pub told_parked: bool,
     /// What was received before this copy had the barrier that it belongs to.
     pub early: Vec<(u32, Option<StreamElement>)>,
-    /// Whether this copy has given up splits: then it does not end while others have some, as it may get some back.
-    pub has_given: bool,
+    /// Whether this copy has given up splits, or its worker was spare when the run began: then it does not end while
+    /// others have some, as it may get some.
+    pub may_get: bool,
 }
 
 impl SplitHandover {
     pub(crate) fn new((copy, copies): (u32, u32), output: Output, input: Input) -> Self {
         let parked = vec![false; copies as usize];
-        SplitHandover { copy, output, input, parked, told_parked: false, early: Vec::new(), has_given: false }
+        SplitHandover { copy, output, input, parked, told_parked: false, early: Vec::new(), may_get: false }
     }
 
     /// What the edge carries: splits with their positions, how far their time has advanced, and whether they hold time

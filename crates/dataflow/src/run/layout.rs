@@ -98,7 +98,8 @@ impl RunLayout {
         for task in layout.tasks.iter_mut().filter(|task| task.moves_splits) {
             task.moves_splits = !client.at_most_once();
             task.why_stays = client.at_most_once().then(|| AT_MOST_ONCE.into());
-            let state = manifest.and_then(|manifest| manifest.tasks.get(&task.name)).filter(|_| task.moves_splits);
+            let manifest = manifest.filter(|manifest| task.moves_splits && client.is_own(manifest));
+            let state = manifest.and_then(|manifest| manifest.tasks.get(&task.name));
             task.splits = state.map(|state| splits(task, state)).unwrap_or_default();
         }
         for (task, _) in layout.tasks.iter_mut().zip(&self.movable).filter(|(_, movable)| **movable) {

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 
 use super::layout::AT_MOST_ONCE;
 use super::share_bytes;
-use crate::checkpoint::client::{self, SplitsOf};
+use crate::checkpoint::client::{self, SplitDeal, SplitsOf};
 use crate::checkpoint::{ResumePlan, open_rounds};
 use crate::error::DataflowError;
 use crate::flow::{FlowEdge, FlowGraph, FlowTask};
@@ -418,16 +418,14 @@ impl ResumePlan {
             let copies = task.workers.len() as u32;
             let route = self.members[at].route_in(manifest, &self.begin.spares);
             let route = route.unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-            // Others were spare then, or splits had yet to leave workers that are spare.
-            let on_spares = |state: &TaskState| state.splits.keys().any(|of| self.members[at].spares.contains(of));
-            let is_anew = manifest.spares != self.begin.spares
-                || task.keeps != StateKind::Nothing && manifest.tasks.get(&task.name).is_some_and(on_spares);
-            let anew = is_anew.then(|| flow.active_copies(at, &self.begin.spares)).filter(|copies| !copies.is_empty());
+            let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
+            let named = (task.name.as_str(), splits_of);
+            let anew = client::deals_anew(manifest, named, &self.begin.spares, &self.members[at].spares);
+            let active = flow.active_copies(at, &self.begin.spares);
+            let deal = SplitDeal { active: &active, anew };
             for copy in (0..copies).filter(|&copy| task.workers[copy as usize] == me) {
-                let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
-                let named = (task.name.as_str(), splits_of);
                 let (store, ids) = (&self.settings.store, (copy, copies));
-                let mut read = client::restore(store, manifest, named, ids, anew.as_deref(), &route, governor).await?;
+                let mut read = client::restore(store, manifest, named, ids, deal, &route, governor).await?;
                 read.evolved =
                     task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
                 restored.insert((at as u32, copy), read);

@@ -106,7 +106,7 @@ impl SplitHandover {
             moved.splits += splits.len() as u32;
             handed.push((to, splits));
         }
-        self.has_given |= moved.splits > 0;
+        self.may_get |= moved.splits > 0;
         let Self { output, input, parked, .. } = self;
         let send = async {
             for (to, splits) in handed {

@@ -465,7 +465,10 @@ impl<'a, S: Source> SourceDriver<'a, S> {
     ) -> Result<Self, TaskError> {
         if let (Some(handover), Some(restored)) = (&mut handover, context.restored()) {
             // Others have all splits since an earlier run, so some may come back.
-            handover.has_given = restored.splits.is_empty() && !restored.split_names.is_empty();
+            handover.may_get = restored.splits.is_empty() && !restored.split_names.is_empty();
+        }
+        if let Some(handover) = &mut handover {
+            handover.may_get |= !context.active_copies().contains(&context.copy());
         }
         let place = context.sources().place(context.task(), context.copy());
         if missed {
@@ -510,9 +513,9 @@ impl<'a, S: Source> SourceDriver<'a, S> {
         Ok(None)
     }
 
-    /// Whether a copy without splits stays, because it has given some up and may get some back.
+    /// Whether a copy without splits stays, because it may get some.
     async fn stays(&mut self) -> Result<bool, TaskError> {
-        let Some(handover) = self.handover.as_mut().filter(|handover| handover.has_given) else { return Ok(false) };
+        let Some(handover) = self.handover.as_mut().filter(|handover| handover.may_get) else { return Ok(false) };
         if handover.park()? {
             if let Some(clock) = &mut self.clock {
                 clock.park();

@@ -17,7 +17,7 @@ use super::copies::{CopyBody, Handovers, PendingWrite, SimulatedCopy, SimulatedO
 use super::lanes::{SimulatedInputs, SimulatedLanes};
 use super::{Dice, OutsideWorld, at_once};
 use crate::checkpoint::CheckpointView;
-use crate::checkpoint::client::{self, SnapshotChain, SplitsOf};
+use crate::checkpoint::client::{self, SnapshotChain, SplitDeal, SplitsOf};
 use crate::error::TaskError;
 use crate::flow::{EdgeMover, FlowGraph, PartitionerContext};
 use crate::graph::{Graph, TaskBody};
@@ -420,7 +420,9 @@ fn read(
     let task = &flow.tasks[at];
     let splits_of = if task.keeps == StateKind::Nothing { SplitsOf::Sink } else { SplitsOf::Source };
     let named = (member.name.as_str(), splits_of);
-    let read = client::restore(&world.store, manifest, named, (copy, member.copies), None, &route, governor);
+    let all: Vec<u32> = (0..member.copies).collect();
+    let (ids, deal) = ((copy, member.copies), SplitDeal { active: &all, anew: false });
+    let read = client::restore(&world.store, manifest, named, ids, deal, &route, governor);
     let mut read = at_once(read)?;
     read.evolved = task.state.as_ref().zip(read.schema.as_ref()).is_some_and(|(now, then)| !now.is_same(then));
     Ok(read)

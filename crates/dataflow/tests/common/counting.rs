@@ -67,7 +67,7 @@ impl Numbers {
                 };
                 restored.splits.iter().map(split).map(Some).collect()
             }
-            None => (0..SPLITS).filter(|s| s % context.copies() == context.copy()).map(|s| Some((s, 0))).collect(),
+            None => (0..SPLITS).filter(|s| context.is_dealt(*s as usize)).map(|s| Some((s, 0))).collect(),
         };
         // The last one that has rows first: who sees it knows that the others exist, and does not let time advance past
         // them.
@@ -380,6 +380,18 @@ pub fn run_on(
     unaligned_after: Option<Duration>,
     look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
 ) -> Result<(), DataflowError> {
+    run_scaled(hosts, u32::MAX, folder, graph, unaligned_after, look)
+}
+
+/// [`run_on`], with so many active workers at the start; the others are spare.
+pub fn run_scaled(
+    hosts: &[u32],
+    active: u32,
+    folder: &std::path::Path,
+    graph: &Graph,
+    unaligned_after: Option<Duration>,
+    look: impl Fn(&RunProgress) -> Result<(), String> + Sync,
+) -> Result<(), DataflowError> {
     let workers = hosts.len() as u32;
     let outcomes = run_ranks(workers, |comm| {
         // In some runs checkpoints are reported by way of others.
@@ -392,6 +404,7 @@ pub fn run_on(
             ..RunnerSettings::default()
         };
         let runner = Runner::new(&comm, settings).unwrap().on_hosts(hosts.to_vec());
+        runner.set_active_workers(active);
         let store = CheckpointStore::folder(folder).unwrap();
         let interval = Duration::from_millis(25);
         let checkpoints = CheckpointSettings { interval, unaligned_after, keep: 2, ..CheckpointSettings::new(store) };

@@ -14,7 +14,7 @@ use tidemill_checkpoint::manifest::{CopyReport, ReportBody};
 use tidemill_checkpoint::{Barrier, BarrierControl, Manifest, Rebalance, RestoredState, SplitMoves, StoreError};
 use tidemill_sim::SplitMix64;
 
-use super::super::client::{self, SplitsOf};
+use super::super::client::{self, SplitDeal, SplitsOf};
 use super::super::notifications::EpochNotifications;
 use super::copies::{
     self, CopyBody, CopyGather, CopySource, CountOperator, PendingWrite, SimulatedCopy, SimulatedLane, SimulatedSink,
@@ -88,21 +88,33 @@ fn in_flight(restored: Option<&RestoredState>, port: u32, mine: impl Fn(u32) -> 
     here.flat_map(|(_, bytes)| copies::decode(bytes)).filter(|(key, ..)| !rescaled || mine(*key)).collect()
 }
 
+/// Some workers are spare: none, or any but the first, of which every task has a copy.
+fn draw_spares(random: &mut SplitMix64) -> BTreeSet<u32> {
+    (1..3).filter(|_| random.once_in(3)).collect()
+}
+
+/// The copies of a task that are not spare; each runs on the worker with its number.
+fn active_copies(member: &CoordinatedTask) -> Vec<u32> {
+    (0..member.copies).filter(|copy| !member.spares.contains(copy)).collect()
+}
+
 /// The tasks of a run, with any number of copies.
-fn draw_members(sources: usize, random: &mut SplitMix64) -> Vec<CoordinatedTask> {
+fn draw_members(sources: usize, spares: &BTreeSet<u32>, random: &mut SplitMix64) -> Vec<CoordinatedTask> {
     let names = ["numbers", "more", "count", "again", "outside"];
     let member = |name: &&str| {
         let copies = 1 + random.below(3) as u32;
-        let route = matches!(*name, "count" | "again").then(|| Arc::new(RouteMap::even(BUCKETS, copies)));
-        CoordinatedTask {
+        let mut member = CoordinatedTask {
             name: (*name).to_owned(),
             copies,
-            route,
+            route: None,
             why_not_movable: None,
             why_splits_stay: None,
-            spares: BTreeSet::new(),
+            spares: spares.iter().copied().filter(|worker| *worker < copies).collect(),
             schema: None,
-        }
+        };
+        let route = || Arc::new(RouteMap::even_among(BUCKETS, &active_copies(&member)));
+        member.route = matches!(*name, "count" | "again").then(route);
+        member
     };
     names[..sources].iter().chain(&names[2..]).map(member).collect()
 }
@@ -118,17 +130,19 @@ fn read_states(
     manifest: &Manifest,
     members: &[CoordinatedTask],
     ids: &[(u32, u32)],
+    spares: &BTreeSet<u32>,
 ) -> Vec<Option<RestoredState>> {
     let governor = Governor::new(MemorySettings::default());
     let read = ids.iter().map(|&(task, copy)| {
         let member = &members[task as usize];
-        let route = member
-            .route_in(manifest, &BTreeSet::new())
-            .unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
+        let route =
+            member.route_in(manifest, spares).unwrap_or_else(|| Arc::new(RouteMap::even(BUCKETS, member.copies)));
         let splits_of = if member.name == "outside" { SplitsOf::Sink } else { SplitsOf::Source };
         let named = (member.name.as_str(), splits_of);
-        let read =
-            at_once(client::restore(&world.store, manifest, named, (copy, member.copies), None, &route, &governor));
+        let active = active_copies(member);
+        let anew = client::deals_anew(manifest, named, spares, &member.spares);
+        let (ids, deal) = ((copy, member.copies), SplitDeal { active: &active, anew });
+        let read = at_once(client::restore(&world.store, manifest, named, ids, deal, &route, &governor));
         Some(read.unwrap_or_else(|error| panic!("what nobody damaged is damaged: {error}")))
     });
     read.collect()
@@ -218,7 +232,8 @@ impl SimulatedJob {
         world.runs += 1;
         let run = format!("run{}", world.runs);
         let workers = 1 + random.below(3);
-        let mut members = draw_members(world.plan.rows.len(), random);
+        let spares = draw_spares(random);
+        let mut members = draw_members(world.plan.rows.len(), &spares, random);
         let ids: Vec<(u32, u32)> =
             (0..).zip(&members).flat_map(|(task, member)| (0..member.copies).map(move |copy| (task, copy))).collect();
 
@@ -227,7 +242,7 @@ impl SimulatedJob {
         let kept = at_once(world.store.restore_candidates()).unwrap();
         let epochs: Vec<_> = kept.manifests.iter().map(|manifest| (manifest.claim, manifest.epoch)).collect();
         meanwhile(world, random);
-        let mut begin = StartPoint { newest: kept.epoch(), claim, ..StartPoint::default() };
+        let mut begin = StartPoint { newest: kept.epoch(), claim, spares, from: None };
         let mut restored = vec![None; ids.len()];
         if kept.manifests.is_empty() {
             world.clear();
@@ -238,8 +253,8 @@ impl SimulatedJob {
             let manifest = at_once(world.store.adopt(manifest, claim, begin.newest)).ok()?;
             world.check_durable(&manifest);
             meanwhile(world, random);
-            restored = read_states(world, &manifest, &members, &ids);
-            members.iter_mut().for_each(|member| member.route = member.route_in(&manifest, &BTreeSet::new()));
+            restored = read_states(world, &manifest, &members, &ids, &begin.spares);
+            members.iter_mut().for_each(|member| member.route = member.route_in(&manifest, &begin.spares));
             begin.from = Some(Arc::new(manifest));
         }
         let from = begin.from.clone();
@@ -628,6 +643,8 @@ impl SimulatedJob {
                 splits.insert(self.sources[task].0.clone(), moves);
             }
         }
-        Rebalance { maps, splits, spares: None }
+        // Whatever has moved, it counts: what is where it should not be is dealt anew when the job resumes.
+        let spares = random.once_in(3).then(|| draw_spares(random));
+        Rebalance { maps, splits, spares }
     }
 }
