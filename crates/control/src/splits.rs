@@ -7,8 +7,8 @@ use crate::layout::{ClusterLayout, TaskLayout};
 /// Splits that should have another reader: by source task, and by the copy that reads them now, each with its next one.
 pub type SplitPlan = BTreeMap<String, BTreeMap<u32, BTreeMap<String, u32>>>;
 
-/// The splits that must leave drained hosts and spare workers, each to the copy that has the fewest; with `evens`, also those that other
-/// copies have more of than others. As few as possible move. Splits stay where no other copy is left.
+/// The splits that must leave drained hosts and spare workers, each to the copy that has the fewest; with `evens`, also
+/// those that other copies have more of than others. As few as possible move. Splits stay where no other copy is left.
 pub fn plan_splits(layout: &ClusterLayout, evens: bool) -> SplitPlan {
     let plans = layout.tasks.iter().map(|task| (task.name.clone(), plan_task(layout, task, evens)));
     plans.filter(|(_, moves)| !moves.is_empty()).collect()

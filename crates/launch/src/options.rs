@@ -36,8 +36,7 @@ pub struct JobOptions {
     #[arg(short = 'n', long = "workers", value_name = "N", value_parser = parse_workers)]
     pub workers: Option<usize>,
 
-    /// Start this many workers: those beyond -n are spare, and wait until `tidemill scale` has a stream use them, without
-    /// a stop
+    /// Start this many workers: those beyond -n are spare, until `tidemill scale` has a stream use them, without a stop
     #[arg(long, value_name = "N", value_parser = parse_workers)]
     pub max_workers: Option<usize>,
 

@@ -9,8 +9,8 @@
 //! | `scaled.json` | the next launch   | where worker 0 answers; it removes the file once its stream runs            |
 //! | `active`      | worker 0          | how many workers are active since the stream was scaled without a stop      |
 //!
-//! A job with spare workers (`--max-workers`) is scaled without the launcher. It only learns how many workers are active
-//! now, so that the next launch begins with as many.
+//! A job with spare workers (`--max-workers`) is scaled without the launcher, which only learns how many workers are
+//! active now, so that the next launch begins with as many.
 //!
 //! A job that fails after a request continues as requested, from its last checkpoint. If that start fails before its
 //! stream runs, the job continues once more with what it had before.

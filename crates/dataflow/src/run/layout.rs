@@ -9,8 +9,8 @@ use tidemill_net::topology::WorkerPlacement;
 use crate::checkpoint::CheckpointClient;
 use crate::flow::FlowGraph;
 
-/// Why splits stay in a job with this guarantee: rows that their old reader still holds would be behind those of the new
-/// one.
+/// Why splits stay in a job with this guarantee: rows that their old reader still holds would be behind those of the
+/// new one.
 pub(crate) const AT_MOST_ONCE: &str =
     "the job guarantees \"at_most_once\", and rows that were read wait beside their source";
 

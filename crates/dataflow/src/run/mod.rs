@@ -290,8 +290,9 @@ impl Runner {
         active.drive(look)
     }
 
-    /// Sets how many workers get buckets and splits when the next run begins, worker 0 among them; the others are spare
-    /// until the run is scaled ([`RunProgress::scale`]). Only what is set on worker 0 counts; by default, all are active.
+    /// Sets how many workers get buckets and splits when the next run begins, worker 0 among them. The others are spare
+    /// until the run is scaled ([`RunProgress::scale`]). Only what is set on worker 0 counts. By default, all workers
+    /// are active.
     pub fn set_active_workers(&self, active: u32) {
         self.active.store(active, Ordering::Relaxed);
     }

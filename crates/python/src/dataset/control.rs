@@ -1,5 +1,5 @@
-//! The controller of a stream's run: its options, the requests of `tidemill drain`, `balance` and `scale`, and its record next
-//! to the checkpoints, from which a restarted job continues and which `tidemill why` shows.
+//! The controller of a stream's run: its options, the requests of `tidemill drain`, `balance` and `scale`, and its
+//! record next to the checkpoints, from which a restarted job continues and which `tidemill why` shows.
 
 use std::collections::BTreeSet;
 use std::fs;
