@@ -109,7 +109,8 @@ def strong_components(network: AnyNetwork, *, n_threads: int | None = None) -> C
     """
     if isinstance(network, DistributedNetwork):
         account = Account("global", None)
-        shared: Components = components_of(network, strong_components_of(network, account), Components, account=account)
+        labels = network.from_blocks(strong_components_of(network.in_blocks(), account))
+        shared: Components = components_of(network, labels, Components, account=account)
         return shared
     if not network.directed:
         labels = native.network_components(pool(n_threads), network.outgoing(False), None)
@@ -165,8 +166,9 @@ def triangles(network: AnyNetwork, *, n_threads: int | None = None) -> NodeValue
     """
     _undirected(network, "triangles")
     if isinstance(network, DistributedNetwork):
-        account = Account("global", 1)
-        return NodeValues(network, triangles_of(network, network.simple(), account, n_threads), account=account)
+        account, blocks = Account("global", 1), network.in_blocks()
+        counts = triangles_of(blocks, blocks.simple(), account, n_threads)
+        return NodeValues(network, network.from_blocks(counts), account=account)
     return NodeValues(network, native.network_triangles(pool(n_threads), network.simple()))
 
 
@@ -214,7 +216,9 @@ def clustering(
     if weighted and rule == "links":
         raise ValueError("rule='links' counts links, which have no weights: pass weighted=False, or rule='triangles'")
     if isinstance(network, DistributedNetwork):
-        return _shared_clustering(network, weighted, rule == "links", n_threads)
+        found = _shared_clustering(network.in_blocks(), weighted, rule == "links", n_threads)
+        values = network.from_blocks(found.values)
+        return Clustering(network, values, found.average, found.transitivity, account=found.account)
     rows = network.simple()
     if network.directed:
         around = _around(network, rows)
@@ -377,36 +381,35 @@ def betweenness(
             drawn = network.comm.allgather(drawn)[0]
         chosen = np.array(drawn, np.int64)
     elif isinstance(network, DistributedNetwork):
-        chosen = np.sort(all_gathered(network.comm, network.places(samples)[1] + network.first))
+        chosen = np.sort(all_gathered(network.comm, network.nodes[network.places(samples)[1]].astype(np.int64)))
     else:
         chosen = network.numbers(samples).astype(np.int64)
     sources = np.arange(n) if chosen is None else chosen
     account = None
     if isinstance(network, DistributedNetwork):
-        account = Account("global", 1)
-        sums = betweenness_of(network, sources, endpoints, account, n_threads)
-        own = slice(network.first, network.first + network.own)
+        account, blocks = Account("global", 1), network.in_blocks()
+        sums = network.from_blocks(betweenness_of(blocks, sources, endpoints, account, n_threads))
+        own = network.nodes
     else:
         weighted = weighted and network.weighted
         rows = _shortest_links(network) if weighted else network.simple()
         sums = native.network_betweenness(pool(n_threads), rows, sources.astype(np.uint32), endpoints, weighted)
-        own = slice(0, n)
+        own = np.arange(n, dtype=np.uint32)
     scale = betweenness_scale(n, own, chosen, normalized, network.directed, endpoints)
     return Scores(network, sums * scale, account=account)
 
 
 def betweenness_scale(
-    n: int, own: slice, sampled: NDArray[np.int64] | None, normalized: bool, directed: bool, endpoints: bool
+    n: int, own: NDArray[Any], sampled: NDArray[np.int64] | None, normalized: bool, directed: bool, endpoints: bool
 ) -> NDArray[np.float64]:
     """Return what networkx multiplies sums over sources of `own` nodes by, (own,)."""
-    count = own.stop - own.start
     others = n if endpoints else n - 1
     if others < 2:
-        return np.ones(count)
-    seen = np.full(count, float(others if sampled is None else len(sampled)))
+        return np.ones(len(own))
+    seen = np.full(len(own), float(others if sampled is None else len(sampled)))
     if sampled is not None and not endpoints:
         # A node that is a source itself is on no path from there.
-        seen[sampled[(sampled >= own.start) & (sampled < own.stop)] - own.start] -= 1
+        seen[np.isin(own, sampled)] -= 1
     with np.errstate(divide="ignore"):
         scale = 1 / (seen * (others - 1)) if normalized else others / (seen * (1 if directed else 2))
     scale[seen == 0] = np.nan

@@ -446,6 +446,24 @@ class DistributedNetwork:
             seconds=time.perf_counter() - begin,
         )
 
+    def in_blocks(self) -> DistributedNetwork:
+        """Return the same network with own nodes as runs of numbers: this one, if that is what it has. Collective."""
+        if isinstance(self._owners, Blocks):
+            return self
+        comm, homes, ids = self._comm, self._owners.homes, None
+        if self._ids is not None:
+            (nodes, ids), _ = to_owners(comm, homes.owner(self.nodes), self.nodes, self._ids)
+            ids = ids[np.argsort(nodes)]
+        outgoing = self._dealt(lambda piece: piece, False, owners=homes)
+        return DistributedNetwork(comm, homes, outgoing, ids, directed=self.directed, attributes=self.attributes)
+
+    def from_blocks(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of own nodes from those of `in_blocks`. Collective."""
+        if isinstance(self._owners, Blocks):
+            return values
+        homes = self._owners.homes
+        return asked(self._comm, homes.owner(self.nodes), self.nodes, lambda came: values[homes.places(came)])
+
     # The whole.
 
     def gathered(self, values: NDArray[Any]) -> NDArray[Any]:

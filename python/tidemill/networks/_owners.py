@@ -76,7 +76,7 @@ class Parts:
     """
 
     def __init__(self, comm: Any, homes: Blocks, parts: NDArray[Any]) -> None:
-        self._comm, self._homes, self._parts = comm, homes, parts.astype(np.uint16)
+        self._comm, self.homes, self._parts = comm, homes, parts.astype(np.uint16)
         self.n = homes.n
         (nodes,), _ = to_owners(comm, self._parts, homes.nodes)
         #: Homes are in the order of numbers.
@@ -101,8 +101,8 @@ class Parts:
         """Return the worker of each node. Collective."""
         wanted = numbers.astype(np.int64)
         distinct = network_ids(pool(), wanted)
-        home = self._homes.owner(distinct)
-        found = asked(self._comm, home, distinct, lambda came: self._parts[self._homes.places(came)])
+        home = self.homes.owner(distinct)
+        found = asked(self._comm, home, distinct, lambda came: self._parts[self.homes.places(came)])
         return found[network_find(pool(), distinct, wanted)].astype(np.int64)
 
     def ordered(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -111,10 +111,10 @@ class Parts:
 
         def numbered(came: NDArray[np.int64]) -> NDArray[np.int64]:
             known = np.sort(came)
-            numbers, counts[0] = self._homes.ordered(known)
+            numbers, counts[0] = self.homes.ordered(known)
             return numbers[np.searchsorted(known, came)]
 
-        return asked(self._comm, self._homes.owner(nodes), nodes, numbered), counts[0]
+        return asked(self._comm, self.homes.owner(nodes), nodes, numbered), counts[0]
 
 
 Owners = Blocks | Parts

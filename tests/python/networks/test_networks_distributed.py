@@ -167,8 +167,7 @@ def test_results_do_not_depend_on_the_partition(directed: bool, partition: str) 
         options["coordinates"] = nodes[order], rng.integers(-3, 4, 150) / 2, rng.integers(-9, 4, 150) / 2
     for workers in (1, 3) if directed else (2, 4):
         for found in run(shared, ends, source, options, workers=workers):
-            for name, value in expected.items():
-                assert found[name] == value, (workers, name)
+            assert_same(found, expected, workers)
 
 
 @pytest.mark.parametrize("ids", ["sparse", "large", "text"])
