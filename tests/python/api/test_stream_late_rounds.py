@@ -17,6 +17,8 @@ Rows = list[dict[str, Any]]
 #: Multiples of an eighth, so that sums are exact in any order; a hundred rows per second.
 X = np.arange(1000) * 7919 % 1000 / 8
 SECONDS = np.arange(1000) // 100
+#: Rows per second of a job that stops: its last row comes long after.
+SLOWLY = 100
 
 
 def stream(**options: Any) -> tm.DataSet:
@@ -74,7 +76,9 @@ def test_what_was_left_out_is_in_the_checkpoint(tmp_path: Path, copies: tuple[in
     free.release.set()
     for late, parallelism in zip((stuck, free), copies, strict=True):
         late.rounds(
-            stream(rows_per_batch=30, rows_per_s=500 if late is stuck else 0), parallelism=parallelism, max_wait="20ms"
+            stream(rows_per_batch=10, rows_per_s=SLOWLY if late is stuck else 0),
+            parallelism=parallelism,
+            max_wait="20ms",
         ).write_stream(
             lambda rows: seen.extend(rows.to_pylist()),
             checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"),
@@ -89,22 +93,23 @@ def test_what_was_left_out_is_in_the_checkpoint(tmp_path: Path, copies: tuple[in
 def test_max_wait_can_be_added_but_not_removed_while_parts_are_left(tmp_path: Path) -> None:
     seen: Rows = []
 
-    def run(late: Late, **options: Any) -> None:
-        late.rounds(stream(rows_per_batch=30, rows_per_s=500), parallelism=2, **options).write_stream(
+    def run(late: Late, until: int = 1000, **options: Any) -> None:
+        ends = late is free and until == 1000
+        rows = stream(rows_per_batch=10, rows_per_s=0 if ends else SLOWLY)
+        late.rounds(rows, parallelism=2, **options).write_stream(
             lambda rows: seen.extend(rows.to_pylist()),
             checkpoint=tm.stream.Checkpoint(tmp_path, interval="50ms"),
-            stop_when=lambda: late is free or any(row.get("left_out") for row in seen),
+            stop_when=lambda: len(seen) >= until or (late is stuck and any(row.get("left_out") for row in seen)),
             name="late",
         )
 
     stuck, free = Late(), Late()
     free.release.set()
-    run(free)
+    run(free, until=1)
     run(stuck, max_wait="20ms")
     with pytest.raises(tm.DataSetError, match="its checkpoint has parts that rounds had left out"):
         run(free)
-    while len(seen) < 10:
-        run(free, max_wait="1h")
+    run(free, max_wait="1h")
     stuck.release.set()
     check_all_parts(seen)
 
