@@ -270,7 +270,7 @@ fn workers_that_join_get_their_share() {
     let owners: Vec<u32> = (0..6).flat_map(|copy| vec![copy; counts[copy as usize]]).collect();
     layout.tasks.iter_mut().for_each(|task| task.owners.clone_from(&owners));
     // A few heavy keys, also in copy 0.
-    let work = |bucket: usize| if bucket % 8 == 0 { 0.01 } else { 0.0001 };
+    let work = |bucket: usize| if bucket.is_multiple_of(8) { 0.01 } else { 0.0001 };
     for (name, rates) in [("idle", Rates::default()), ("loaded", rates_of(&layout, work, |_, _| 10.0))] {
         let plan = share_with(&Problem::of(&layout, &rates), &joined);
         assert_eq!(plan.owners.len(), 2, "{name}");
