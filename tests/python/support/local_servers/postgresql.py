@@ -86,6 +86,8 @@ class PostgreSQL(Server):
         programs = _programs()
         assert programs is not None
         options = ["-p", str(self.ports[0]), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        # Files in the cluster's folder. A killed server would leave others behind in /dev/shm.
+        options += ["-c", "dynamic_shared_memory_type=mmap"]
         return [*_as_user(), programs / "postgres", "-D", self.data, "-F", *options], dict(os.environ)
 
     def remove(self) -> None:
