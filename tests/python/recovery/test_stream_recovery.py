@@ -7,6 +7,8 @@ them die for real; ``--all`` runs every query.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections import Counter
 from datetime import datetime
@@ -143,8 +145,16 @@ def test_a_session_goes_on_as_one(tmp_path: Path) -> None:
 def test_two_jobs_in_one_place(folder: Path) -> None:
     """The second is refused at once, and the first goes on."""
     first = launched.start("run", "-n", "1", JOB, folder)
-    launched.wait_until(lambda: (folder / "checkpoints" / "lock").exists(), "the first job's lock")
-    second = launched.run("run", "-n", "1", JOB, folder)
+    (worker,) = launched.pids_in(folder / "pids", 1)
+    lock = folder / "checkpoints" / "lock"
+    # It names its holder once that has it.
+    launched.wait_until(lambda: lock.exists() and lock.stat().st_size > 0, "the first job's lock")
+    # On a busy machine the first job would end before the second begins.
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        second = launched.run("run", "-n", "1", JOB, folder)
+    finally:
+        os.kill(worker, signal.SIGCONT)
     assert second.returncode != 0
     assert b"another job writes there; each job needs a place of its own" in second.stderr
     _, err = first.communicate(timeout=launched.PATIENCE_S)
